@@ -1,0 +1,59 @@
+# Two commands matter: `make demo` and `make test`. Each creates .venv when it is needed and works in any order.
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.NOTPARALLEL:  # steps of `test` run in order, so that pytest's summary is the last thing printed
+
+PYTHON ?= python3
+JOBS   ?= 2
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+
+# Waiting OpenMP threads would otherwise spin and take a core from the thread that works.
+export OMP_WAIT_POLICY ?= PASSIVE
+
+.PHONY: help demo test lint format typecheck imports unit stress clean
+
+help: ## List the targets
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+demo: export OMP_NUM_THREADS ?= 2
+demo: $(STAMP) ## Train a small CNN on digits with four poolings and print one table
+	@$(BIN)/powerpool demo $(ARGS)
+
+test: lint typecheck imports unit ## Everything that must pass: lint, format, types, imports, tests
+
+lint: $(STAMP) ## Ruff: lint and format check
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: $(STAMP) ## Ruff: fix what can be fixed, then format
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+typecheck: $(STAMP) ## Mypy on the whole package
+	$(BIN)/mypy
+
+imports: $(STAMP) ## Import-linter: imports flow in one direction
+	$(BIN)/lint-imports
+
+# One thread for each of the JOBS pytest workers.
+unit stress: export OMP_NUM_THREADS ?= 1
+unit: $(STAMP) ## Tests and doctests, without the long trials
+	$(BIN)/pytest -n $(JOBS) $(ARGS)
+
+stress: $(STAMP) ## The long randomised trials
+	$(BIN)/pytest -n $(JOBS) -m stress $(ARGS)
+
+clean: ## Remove .venv, caches and build products
+	rm -rf $(VENV) build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache tests/.ruff_cache
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# torch goes first and alone: pip then settles on the pinned build before anything else asks for torch.
+$(STAMP): pyproject.toml constraints.txt
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "Installing into $(VENV) (first time: a few minutes)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,train,sklearn]"
+	@touch $@

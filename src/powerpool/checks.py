@@ -1,0 +1,180 @@
+"""Checks of shapes, dtypes and values, and the errors they raise.
+
+A leaf of the import graph: it knows tensors and nothing else of the library. Every error says what was given, what is
+needed and what to do about it, and subclasses ``ValueError`` or ``TypeError``.
+
+Checks of shapes and dtypes are always on: they read no tensor data. Checks of *values* read data, and so would force a
+device to synchronise; :func:`values_are_checked` decides whether they run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+
+
+class PowerPoolError(Exception):
+    """Base of every error that powerpool raises on purpose."""
+
+
+class ShapeError(PowerPoolError, ValueError):
+    """A tensor has the wrong number or size of dimensions."""
+
+
+class DTypeError(PowerPoolError, TypeError):
+    """A tensor has a dtype that the operator cannot compute with."""
+
+
+class ArgumentError(PowerPoolError, ValueError):
+    """An argument is outside its range, or contradicts another argument."""
+
+
+class UnknownNameError(PowerPoolError, ValueError):
+    """A name is not among the choices; the message lists them."""
+
+
+class DomainError(PowerPoolError, ValueError):
+    """A value lies outside the domain of the curve, or is NaN or infinite."""
+
+
+class NotFiniteError(DomainError):
+    """A tensor contains NaN or infinity."""
+
+
+class NotSymmetricError(PowerPoolError, ValueError):
+    """A matrix differs from its transpose by more than round-off."""
+
+
+class NotPositiveError(DomainError):
+    """A matrix has negative eigenvalues beyond round-off, or a trace that cannot normalise it."""
+
+
+def values_are_checked(tensor: Tensor, check: bool | None) -> bool:
+    """Whether checks that read values run.
+
+    ``True`` and ``False`` decide themselves. ``None`` is on for tensors on the CPU, where reading a value is free, and
+    off elsewhere, where it would synchronise. Meta and fake tensors have no values, and while ``torch.compile``,
+    ``torch.export`` or a ``torch.func`` transform traces the operator there are none to read: there ``None`` is off and
+    ``True`` is an error.
+    """
+    if check is False:
+        return False
+    # The functorch stack has no public query; every transform that hides values pushes an interpreter on it.
+    valueless = (
+        torch.compiler.is_compiling()
+        or torch._C._functorch.peek_interpreter_stack() is not None
+        or tensor.is_meta
+        or isinstance(tensor, FakeTensor)
+    )
+    if check is None:
+        return tensor.device.type == "cpu" and not valueless
+    if valueless:
+        raise ArgumentError(
+            "check=True reads the values of the input, which do not exist in meta and fake tensors, nor while "
+            "torch.compile, torch.export or a torch.func transform traces the operator. Pass check=None (off there) or "
+            "check=False."
+        )
+    return True
+
+
+def require_floating(tensor: Tensor, name: str) -> None:
+    """Refuse everything but a real floating-point tensor."""
+    if not isinstance(tensor, Tensor):
+        raise DTypeError(
+            f"{name} must be a torch.Tensor (got {type(tensor).__name__}). Convert it with torch.as_tensor."
+        )
+    if not tensor.is_floating_point():
+        raise DTypeError(
+            f"{name} must have a floating-point dtype: float16, bfloat16, float32 or float64 (got {tensor.dtype}). "
+            f"Convert it first, for instance {name}.float()."
+        )
+
+
+def require_square(matrix: Tensor, name: str = "matrix") -> None:
+    """Refuse everything but a floating-point ``(*, C, C)`` tensor with ``C >= 1``."""
+    require_floating(matrix, name)
+    if matrix.ndim < 2 or matrix.shape[-1] != matrix.shape[-2]:
+        raise ShapeError(
+            f"{name} must be square, with shape (*, C, C) (got {tuple(matrix.shape)}). "
+            "Features of shape (*, C, N) become such a matrix with autocorrelation(features)."
+        )
+    if matrix.shape[-1] == 0:
+        raise ShapeError(f"{name} must have at least one channel, C >= 1 (got shape {tuple(matrix.shape)}).")
+
+
+def require_features(features: Tensor, name: str = "features") -> None:
+    """Refuse everything but a floating-point ``(*, C, N)`` tensor with ``C, N >= 1``."""
+    require_floating(features, name)
+    if features.ndim < 2:
+        raise ShapeError(
+            f"{name} must have shape (*, C, N): channels, then locations (got {tuple(features.shape)}). "
+            "A map of shape (B, C, H, W) becomes one with flatten(-2)."
+        )
+    channels, locations = features.shape[-2:]
+    if channels == 0 or locations == 0:
+        raise ShapeError(
+            f"{name} must have at least one channel and one location, C >= 1 and N >= 1 "
+            f"(got shape {tuple(features.shape)}). An empty set has no moment: drop it before pooling."
+        )
+
+
+def require_mask(mask: Tensor, features: Tensor, check: bool | None = None) -> None:
+    """Refuse a mask that is not boolean, does not fit ``(*, N)``, or leaves a set of ``features`` empty."""
+    if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
+        given = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
+        raise DTypeError(f"mask must be a boolean tensor, True where a location counts (got {given}). Use mask.bool().")
+    expected = (*features.shape[:-2], features.shape[-1])
+    try:
+        fits = torch.broadcast_shapes(mask.shape, expected) == expected
+    except RuntimeError:
+        fits = False
+    if not fits:
+        raise ShapeError(
+            f"mask must broadcast to (*, N) = {tuple(expected)}, one flag per location (got {tuple(mask.shape)} "
+            f"for features of shape {tuple(features.shape)})."
+        )
+    if values_are_checked(mask, check) and not bool(mask.any(-1).all()):
+        empty = int((~mask.any(-1)).sum())
+        raise DomainError(
+            f"mask must keep at least one location of every set (got {empty} set(s) without a true entry). "
+            "An empty set has no moment: drop it before pooling."
+        )
+
+
+def require_finite(tensor: Tensor, name: str) -> None:
+    """Refuse NaN and infinity. Reads values: call it only where :func:`values_are_checked`."""
+    if tensor.numel() == 0:  # a batch of no sets; aminmax has no answer for it
+        return
+    # aminmax carries NaN and infinity through in one pass over the data, without the temporary of isfinite(...).all().
+    low, high = torch.aminmax(tensor.detach())
+    if not bool(torch.isfinite(low) & torch.isfinite(high)):
+        bad = int((~torch.isfinite(tensor.detach())).sum())
+        raise NotFiniteError(
+            f"{name} must be finite (got {bad} NaN or infinite of {tensor.numel()} entries). "
+            "Look for the layer that made them, or pass check=False to let NaN through."
+        )
+
+
+def require_choice(value: str, choices: Iterable[str], what: str) -> None:
+    """Refuse a name that is not among ``choices``, and list them."""
+    options = list(choices)
+    if value not in options:
+        listed = ", ".join(repr(option) for option in options)
+        raise UnknownNameError(f"Unknown {what} {value!r}: choose one of {listed}.")
+
+
+def require_beta(beta: float) -> None:
+    """Refuse a centering strength outside ``[0, 1]``."""
+    if not 0.0 <= beta <= 1.0:
+        raise ArgumentError(
+            f"beta must lie in [0, 1] (got {beta}): 0 keeps the mean (autocorrelation), 1 removes it (covariance)."
+        )
+
+
+def require_eps(eps: float) -> None:
+    """Refuse a negative regulariser."""
+    if not eps >= 0.0:
+        raise ArgumentError(f"eps must be >= 0 (got {eps}); the paper uses 1e-6.")

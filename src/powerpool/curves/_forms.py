@@ -1,0 +1,48 @@
+r"""Numerical forms that several curves share: powers of :math:`1-d`, and divided differences of odd curves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from powerpool.curves.base import Parameter
+
+# Below this a quotient such as expm1(x)/x is its limit to the last digit in float64, and its parts may be subnormal.
+TINY = 1e-30
+
+
+def complement_power(d: Tensor, exponent: Parameter) -> Tensor:
+    r""":math:`(1-d)^e` for :math:`0 \le d \le 1`, to an ulp or two however small the result."""
+    # exp(e log1p(-d)) would be off by e log(1-d) ulps, and its own derivative NaN at d = 1. What 1 - d rounds away
+    # is known exactly; it comes back as a factor.
+    rest = 1 - d
+    lost = (1 - rest) - d
+    return torch.pow(rest, exponent) * torch.exp(exponent * safe_divide(lost, rest))
+
+
+def complement_quotient(d: Tensor, exponent: Parameter) -> Tensor:
+    r""":math:`(1-(1-d)^e)/d` for :math:`0 \le d \le 1`, and its limit :math:`e` at 0."""
+    small = d < TINY
+    safe = torch.where(small, 0.5, d)
+    return torch.where(small, exponent, -torch.expm1(exponent * torch.log1p(-safe)) / safe)
+
+
+def safe_divide(numerator: Tensor, denominator: Tensor) -> Tensor:
+    """The quotient, and 0 where the denominator is 0."""
+    zero = denominator == 0
+    return torch.where(zero, 0.0, numerator / torch.where(zero, 1.0, denominator))
+
+
+def odd_divided_difference(
+    a: Tensor, b: Tensor, magnitude: Callable[[Tensor], Tensor], same_sign: Callable[[Tensor, Tensor], Tensor]
+) -> Tensor:
+    """The divided difference of an odd curve, from its values and its divided difference on p >= 0.
+
+    Points of opposite sign never cancel: ``(g(|a|) + g(|b|)) / (|a| + |b|)``.
+    """
+    opposite = ((a > 0) & (b < 0)) | ((a < 0) & (b > 0))
+    x, y = a.abs(), b.abs()
+    across = (magnitude(x) + magnitude(y)) / torch.where(opposite, x + y, 1.0)
+    return torch.where(opposite, across, same_sign(torch.maximum(x, y), torch.minimum(x, y)))

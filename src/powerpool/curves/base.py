@@ -1,0 +1,217 @@
+r"""What every curve is: a scalar function :math:`g(p)` with one parameter, its derivative, its domain.
+
+A curve knows nothing of matrices. It offers what the solvers need: the ratio :math:`g(\lambda)/\lambda`, the divided
+difference :math:`(g(a)-g(b))/(a-b)` without cancellation, and, where there is one, its form as an integer power.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from powerpool.checks import ArgumentError, require_floating
+from powerpool.precision import at_least_float32
+
+Parameter: TypeAlias = float | Tensor
+"""A curve's parameter: a Python number, or a tensor (an ``nn.Parameter`` if it is to be learnt)."""
+
+
+@dataclass(frozen=True)
+class IntegerPower:
+    r"""A curve as a matrix power, which products of matrices evaluate without eigenvalues.
+
+    ``scale * (1 - (1 - p)**exponent)`` where ``complement``, else ``scale * p**exponent``.
+    """
+
+    exponent: int
+    complement: bool
+    scale: float = 1.0
+
+
+class Curve(nn.Module, ABC):
+    r"""A power normalization :math:`g` with :math:`g(0) = 0`.
+
+    A curve is a module so that a tensor parameter belongs to whatever module holds the curve: it is in its
+    ``parameters()`` or ``buffers()``, moves with ``.to(device)`` and is saved in its ``state_dict()``.
+
+    Subclasses write formulas as functions of the point *and* the parameter, so that one formula serves numbers and
+    tensors, and gradients with respect to both are exact.
+    """
+
+    domain: ClassVar[tuple[float, float]]
+    """Where the curve is defined, ends included."""
+    parameter_name: ClassVar[str]
+    adds_eps: ClassVar[bool] = False
+    """Whether the element-wise form adds ``eps`` to every entry, to bound the slope at 0."""
+    minimum: ClassVar[float]
+    """The smallest value a tensor parameter takes: training cannot push the effective value below it."""
+
+    def __init__(self, parameter: Parameter, trace_normalize: bool) -> None:
+        super().__init__()
+        self.trace_normalize = trace_normalize
+        """Whether matrices are divided by their trace before the curve is applied."""
+        name = self.parameter_name
+        if isinstance(parameter, Tensor):
+            require_floating(parameter, name)
+            given = parameter.detach()
+            outside = ~((given >= self.minimum) & torch.isfinite(given))
+            if bool(outside.any()):
+                raise ArgumentError(self._range_message(given[outside][0].item()))
+            if isinstance(parameter, nn.Parameter):
+                self.register_parameter(name, parameter)
+            else:
+                self.register_buffer(name, parameter)
+        else:
+            if isinstance(parameter, bool) or not isinstance(parameter, (int, float)):
+                raise ArgumentError(
+                    f"{type(self).__name__} needs {name} as a number or a tensor (got {type(parameter).__name__})."
+                )
+            if not (self._is_allowed(parameter) and math.isfinite(parameter)):
+                raise ArgumentError(self._range_message(parameter))
+            setattr(self, name, parameter)
+
+    @property
+    def parameter(self) -> Parameter:
+        """The number, or the tensor kept at or above :attr:`minimum`."""
+        parameter: Parameter = getattr(self, self.parameter_name)
+        return _AtLeast.apply(parameter, self.minimum) if isinstance(parameter, Tensor) else parameter
+
+    @property
+    def is_learnable(self) -> bool:
+        """Whether the parameter is a tensor, and so may receive a gradient."""
+        return isinstance(getattr(self, self.parameter_name), Tensor)
+
+    @property
+    def has_infinite_slope(self) -> bool:
+        r"""Whether :math:`g'(0) = \infty`: then the null space of a matrix is dropped and gets no gradient."""
+        return False
+
+    def integer_power(self) -> IntegerPower | None:
+        """The curve as an integer power of a matrix, or ``None`` where it is not one."""
+        return None
+
+    def value(self, p: Tensor) -> Tensor:  # shape: (*any) -> (*any)
+        r""":math:`g(p)`, differentiable in ``p`` and in a tensor parameter; double backward is right."""
+        return self._evaluate(p, _Value.apply)
+
+    def derivative(self, p: Tensor) -> Tensor:  # shape: (*any) -> (*any)
+        r""":math:`g'(p)`, the formula itself: infinite where the slope is."""
+        return self._evaluate(p, lambda q, theta, curve: curve._derivative(q, theta))
+
+    def ratio(self, p: Tensor) -> Tensor:  # shape: (*any) -> (*any)
+        r""":math:`g(p)/p` without cancellation; :math:`g'(0)` at 0 where that is finite, else 0."""
+        return self._evaluate(p, lambda q, theta, curve: curve._ratio(q, theta))
+
+    def divided_difference(self, a: Tensor, b: Tensor) -> Tensor:  # shape: broadcast of a and b
+        r""":math:`(g(a)-g(b))/(a-b)`, and :math:`g'(a)` on ties, with no digits lost in between.
+
+        Where :math:`g'(0)` is infinite the value at ``a = b = 0`` is defined as 0.
+        """
+        a, b = torch.broadcast_tensors(a, b)
+        return self._evaluate(a, lambda q, theta, curve: curve._divided_difference(q, b.to(q.dtype), theta))
+
+    def forward(self, p: Tensor) -> Tensor:
+        """The same as :meth:`value`, so that a curve can stand in ``nn.Sequential``."""
+        return self.value(p)
+
+    def extra_repr(self) -> str:
+        """The parameter, and whether it is learnt."""
+        given = getattr(self, self.parameter_name)
+        if not isinstance(given, Tensor):
+            return f"{self.parameter_name}={given}"
+        shown = f"{given.item():.6g}" if given.numel() == 1 else f"shape {tuple(given.shape)}"
+        return f"{self.parameter_name}={shown} ({'learnable' if given.requires_grad else 'tensor'})"
+
+    # Formulas, each of the point and the parameter. `theta` is a number, or a tensor that broadcasts against the point.
+
+    @abstractmethod
+    def _value(self, p: Tensor, theta: Parameter) -> Tensor: ...
+
+    @abstractmethod
+    def _derivative(self, p: Tensor, theta: Parameter) -> Tensor: ...
+
+    @abstractmethod
+    def _parameter_derivative(self, p: Tensor, theta: Parameter) -> Tensor:
+        """The derivative of the value with respect to the parameter."""
+
+    @abstractmethod
+    def _ratio(self, p: Tensor, theta: Parameter) -> Tensor: ...
+
+    @abstractmethod
+    def _divided_difference(self, a: Tensor, b: Tensor, theta: Parameter) -> Tensor: ...
+
+    def _slope(self, p: Tensor, theta: Parameter) -> Tensor:
+        """The derivative as backward uses it: finite everywhere in the domain."""
+        return self._derivative(p, theta)
+
+    def _is_allowed(self, number: float) -> bool:
+        return number > 0
+
+    def _range_message(self, given: float) -> str:
+        return (
+            f"{type(self).__name__} needs a finite {self.parameter_name} > 0, as a tensor at least {self.minimum:g} "
+            f"(got {given})."
+        )
+
+    def _evaluate(self, p: Tensor, formula: Any) -> Tensor:
+        require_floating(p, "p")
+        q = at_least_float32(p)
+        return formula(q, self.parameter_like(q), self).to(p.dtype)
+
+    def parameter_like(self, p: Tensor) -> Parameter:
+        """The parameter, as a tensor of ``p``'s dtype where it is a tensor."""
+        theta = self.parameter
+        return theta.to(p.dtype) if isinstance(theta, Tensor) else theta
+
+
+class _Value(torch.autograd.Function):
+    """g(p) with g' and dg/dtheta written out: autograd through g gives 0 * inf = NaN at the ends of the domain."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(p: Tensor, theta: Parameter, curve: Curve) -> Tensor:
+        return curve._value(p, theta)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Parameter, Curve], output: Tensor) -> None:
+        p, theta, curve = inputs
+        ctx.curve = curve
+        ctx.number = None if isinstance(theta, Tensor) else theta
+        ctx.save_for_backward(p, theta if isinstance(theta, Tensor) else None)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        # Only inputs are saved, so with create_graph=True these formulas are differentiated by autograd, rightly.
+        p, theta = ctx.saved_tensors
+        parameter = ctx.number if theta is None else theta
+        grad_p = grad * ctx.curve._slope(p, parameter) if ctx.needs_input_grad[0] else None
+        grad_theta = None
+        if ctx.needs_input_grad[1]:
+            grad_theta = (grad * ctx.curve._parameter_derivative(p, parameter)).sum_to_size(theta.shape)
+        return grad_p, grad_theta, None
+
+
+class _AtLeast(torch.autograd.Function):
+    """Clamp from below. Below the bound a gradient passes if descent along it leads back: the value is never stuck."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(theta: Tensor, bound: float) -> Tensor:
+        return theta.clamp(min=bound)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, float], output: Tensor) -> None:
+        theta, ctx.bound = inputs
+        ctx.save_for_backward(theta)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        (theta,) = ctx.saved_tensors
+        return grad * ((theta >= ctx.bound) | (grad < 0)), None

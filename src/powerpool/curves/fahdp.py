@@ -1,0 +1,132 @@
+"""FAHDP: HDP at the price of MaxExp."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from powerpool.checks import require_choice
+from powerpool.curves.base import Curve, IntegerPower, Parameter, _Value
+from powerpool.curves.gamma import Gamma
+from powerpool.curves.maxexp import MaxExp
+
+Rounding = Literal["identity", "round", "ceil"]
+ROUNDINGS = ("identity", "round", "ceil")
+
+# Their formulas, evaluated at FAHDP's own exponent.
+_MAXEXP, _GAMMA = MaxExp(1), Gamma(1)
+
+
+class FAHDP(Curve):
+    r"""Fast approximate HDP: MaxExp for short times, Gamma for long ones, scaled to HDP's end point (App. P).
+
+    .. math:: g(p) = e^{-t}\bigl(1 - (1-p)^{h(\tilde\eta(t))}\bigr)\ (t < 1), \qquad e^{-t} p^{h(t)}\ (t \ge 1),
+              \qquad p \in [0, 1]
+    .. math:: \tilde\eta(t) = \tfrac12 + \sqrt{\tfrac14 + \Bigl(\frac{1}{t(e-1)} - \frac1e\Bigr)^2}
+
+    The rounding :math:`h` is ``"identity"``, ``"round"``, or ``"ceil"`` (upwards for t < 1, downwards for t >= 1). A
+    rounded exponent makes the spectral form a chain of matrix products; it is also piecewise constant, so a tensor
+    ``t`` then receives its gradient through :math:`e^{-t}` alone: zero through the exponent. Creating such a curve with
+    a learnable ``t`` warns. Matrices are divided by their trace first. A tensor ``t`` acts as at least ``1e-6``.
+
+    Example:
+        >>> import torch, powerpool as pp
+        >>> pp.FAHDP(t=0.5, rounding="ceil").value(torch.tensor([0.0, 0.5, 1.0]))
+        tensor([0.0000, 0.4549, 0.6065])
+    """
+
+    domain = (0.0, 1.0)
+    parameter_name = "t"
+    minimum = 1e-6
+    t: Parameter
+
+    def __init__(self, t: Parameter = 0.01, rounding: Rounding = "ceil") -> None:
+        require_choice(rounding, ROUNDINGS, "rounding")
+        super().__init__(t, trace_normalize=True)
+        self.rounding = rounding
+        if rounding != "identity" and isinstance(t, Tensor) and t.requires_grad:
+            warnings.warn(
+                f"FAHDP with rounding={rounding!r} has zero gradient through its exponent: t learns through exp(-t) "
+                'alone. Pass rounding="identity" for the exact gradient.',
+                UserWarning,
+                stacklevel=2,
+            )
+
+    def extra_repr(self) -> str:
+        """The parameter, the rounding and the exponent that it leads to."""
+        shown = f"{super().extra_repr()}, rounding={self.rounding!r}"
+        return shown if self.is_learnable else f"{shown}, exponent={self.exponent(self.t):.6g}"
+
+    def integer_power(self) -> IntegerPower | None:
+        """The scaled MaxExp or Gamma, where the exponent is a whole number."""
+        if isinstance(self.t, Tensor):
+            return None
+        exponent = self.exponent(self.t)
+        if exponent != int(exponent):
+            return None
+        return IntegerPower(exponent=int(exponent), complement=self.t < 1, scale=math.exp(-self.t))
+
+    def exponent(self, t: Parameter) -> Parameter:
+        r"""The exponent :math:`h(\tilde\eta(t))`, or :math:`h(t)` for :math:`t \ge 1`."""
+        if isinstance(t, Tensor):
+            return torch.where(t < 1, self._round(_eta(t), torch.ceil), self._round(t.clamp(min=1.0), torch.floor))
+        return self._round(_eta(t), math.ceil) if t < 1 else self._round(t, math.floor)
+
+    def _round(self, exponent: Any, towards_hdp: Callable[[Any], Any]) -> Any:
+        if self.rounding == "identity":
+            return exponent
+        if self.rounding == "ceil":
+            return towards_hdp(exponent)
+        return torch.round(exponent) if isinstance(exponent, Tensor) else round(exponent)
+
+    def _value(self, p: Tensor, theta: Parameter) -> Tensor:
+        return self._select("_value", theta, p)
+
+    def _derivative(self, p: Tensor, theta: Parameter) -> Tensor:
+        return self._select("_derivative", theta, p)
+
+    def _slope(self, p: Tensor, theta: Parameter) -> Tensor:
+        return self._select("_slope", theta, p)
+
+    def _ratio(self, p: Tensor, theta: Parameter) -> Tensor:
+        return self._select("_ratio", theta, p)
+
+    def _divided_difference(self, a: Tensor, b: Tensor, theta: Parameter) -> Tensor:
+        return self._select("_divided_difference", theta, a, b)
+
+    def _parameter_derivative(self, p: Tensor, theta: Parameter) -> Tensor:
+        # Not _value: autograd through that formula is NaN at p = 1.
+        through_scale = -_Value.apply(p, theta, self)
+        if self.rounding != "identity":
+            return through_scale
+        t = torch.as_tensor(theta, dtype=p.dtype, device=p.device)
+        return through_scale + self._select("_parameter_derivative", theta, p) * _exponent_slope(t)
+
+    def _select(self, formula: str, theta: Parameter, *points: Tensor) -> Tensor:
+        """The scaled formula of MaxExp for t < 1, of Gamma for t >= 1; a tensor t evaluates both and reads no value."""
+        exponent = self.exponent(theta)
+        maxexp, gamma = getattr(_MAXEXP, formula), getattr(_GAMMA, formula)
+        if not isinstance(theta, Tensor):
+            scaled: Tensor = math.exp(-theta) * (maxexp if theta < 1 else gamma)(*points, exponent)
+            return scaled
+        short = theta < 1
+        # The formula that is not selected sees a harmless point: its slope may be infinite at the given one.
+        at_short = (torch.where(short, p, 0.5) for p in points)
+        at_long = (torch.where(short, 0.5, p) for p in points)
+        return torch.exp(-theta) * torch.where(short, maxexp(*at_short, exponent), gamma(*at_long, exponent))
+
+
+def _eta(t: Any) -> Any:
+    return 0.5 + (0.25 + (1 / (t * (math.e - 1)) - 1 / math.e) ** 2) ** 0.5
+
+
+def _exponent_slope(t: Tensor) -> Tensor:
+    """The derivative of the unrounded exponent with respect to t: of eta~(t) below 1, of t itself above."""
+    inner = 1 / (t * (math.e - 1)) - 1 / math.e
+    slow = -inner / (torch.sqrt(0.25 + inner.square()) * t.square() * (math.e - 1))
+    return torch.where(t < 1, slow, 1.0)

@@ -1,0 +1,76 @@
+"""Gamma: the classical power normalization."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from powerpool.curves._forms import safe_divide
+from powerpool.curves.base import Curve, IntegerPower, Parameter
+
+
+class Gamma(Curve):
+    r"""A power; the matrix square root where :math:`\gamma = 1/2` (Eq. my_gamma1 of the paper).
+
+    .. math:: g(p) = p^{\gamma}, \qquad g'(p) = \gamma p^{\gamma-1}, \qquad p \ge 0,\ \gamma > 0
+
+    Matrices are not divided by their trace. Element-wise the library evaluates :math:`(p+\varepsilon)^\gamma`.
+    With :math:`\gamma < 1` the slope at 0 is infinite; there the library *defines* the gradient as 0: an exactly zero
+    entry, or the null space of a matrix, stays where it is. A tensor ``gamma`` acts as at least ``1e-6``.
+
+    Example:
+        >>> import torch, powerpool as pp
+        >>> pp.Gamma(gamma=0.5).value(torch.tensor([0.0, 0.25, 1.0]))
+        tensor([0.0000, 0.5000, 1.0000])
+    """
+
+    domain = (0.0, float("inf"))
+    parameter_name = "gamma"
+    adds_eps = True
+    minimum = 1e-6
+    gamma: Parameter
+
+    def __init__(self, gamma: Parameter = 0.5) -> None:
+        super().__init__(gamma, trace_normalize=False)
+
+    @property
+    def has_infinite_slope(self) -> bool:
+        """True where gamma < 1; a tensor gamma may become so in training and always counts as such."""
+        return isinstance(self.gamma, Tensor) or self.gamma < 1
+
+    def integer_power(self) -> IntegerPower | None:
+        """Itself, where gamma is a whole number."""
+        if isinstance(self.gamma, Tensor) or self.gamma != int(self.gamma):
+            return None
+        return IntegerPower(exponent=int(self.gamma), complement=False)
+
+    def _value(self, p: Tensor, theta: Parameter) -> Tensor:
+        return torch.pow(p, theta)
+
+    def _derivative(self, p: Tensor, theta: Parameter) -> Tensor:
+        return theta * torch.pow(p, theta - 1)
+
+    def _parameter_derivative(self, p: Tensor, theta: Parameter) -> Tensor:
+        # p^gamma log(p), and 0 at p = 0; xlogy gives that too, but NaN as its own derivative there.
+        positive = torch.where(p == 0, 1.0, p)
+        return torch.pow(positive, theta) * torch.log(positive)
+
+    def _slope(self, p: Tensor, theta: Parameter) -> Tensor:
+        return theta * self._ratio(p, theta)
+
+    def _ratio(self, p: Tensor, theta: Parameter) -> Tensor:
+        # 0**(gamma-1) is 0 by convention where it is infinite (gamma < 1), and so is its derivative where that is
+        # infinite (1 < gamma < 2); 0**0 = 1.
+        is_singular = torch.as_tensor((theta < 2) & (theta != 1), device=p.device)
+        singular = (p == 0) & is_singular
+        return torch.where(singular, 0.0, torch.pow(torch.where(singular, 1.0, p), theta - 1))
+
+    def _divided_difference(self, a: Tensor, b: Tensor, theta: Parameter) -> Tensor:
+        # high^gamma - low^gamma = high^gamma (1 - r^gamma), r = low/high. Near a tie 1 - r has the digits that r lost;
+        # far apart r has those that 1 - r lost, and a small gamma needs them: (1e-20)^0.1 is 0.01.
+        high, low = torch.maximum(a, b), torch.minimum(a, b)
+        gap = safe_divide(high - low, high)
+        log_ratio = torch.where(gap < 0.5, torch.log1p(-gap), torch.log(safe_divide(low, high)))
+        tie = gap == 0
+        quotient = torch.where(tie, theta, -torch.expm1(theta * log_ratio) / torch.where(tie, 1.0, gap))
+        return self._ratio(high, theta) * quotient

@@ -1,0 +1,70 @@
+"""HDP: the time-reversed heat diffusion process."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from powerpool.curves._forms import TINY, safe_divide
+from powerpool.curves.base import Curve, Parameter
+
+
+class HDP(Curve):
+    r"""Heat diffusion run backwards in time, flat at 0.
+
+    .. math:: g(p) = e^{-t/p}, \qquad g'(p) = \frac{t}{p^2} e^{-t/p}, \qquad
+              g(p) = g'(p) = 0 \text{ for } p \le 0, \qquad t > 0
+
+    Matrices are divided by their trace first, so that eigenvalues lie in [0, 1]. On the null space of a matrix the
+    spectral form is 0 (the paper's closed form :math:`\exp(-t M^+)` would be the identity there). A tensor ``t`` acts
+    as at least ``1e-6``.
+
+    Example:
+        >>> import torch, powerpool as pp
+        >>> pp.HDP(t=0.5).value(torch.tensor([0.0, 0.5, 1.0]))
+        tensor([0.0000, 0.3679, 0.6065])
+    """
+
+    domain = (0.0, float("inf"))
+    parameter_name = "t"
+    minimum = 1e-6
+
+    def __init__(self, t: Parameter = 0.01) -> None:
+        super().__init__(t, trace_normalize=True)
+
+    def _value(self, p: Tensor, theta: Parameter) -> Tensor:
+        return torch.exp(-_exponent(p, theta))
+
+    def _derivative(self, p: Tensor, theta: Parameter) -> Tensor:
+        q = _exponent(p, theta)
+        root = torch.exp(-q / 2)
+        return safe_divide(q * root, p) * root
+
+    def _parameter_derivative(self, p: Tensor, theta: Parameter) -> Tensor:
+        return -self._ratio(p, theta)
+
+    def _ratio(self, p: Tensor, theta: Parameter) -> Tensor:
+        # e^-q in two halves here and below: it may be subnormal, with few digits, where e^-q / p is not.
+        root = torch.exp(-_exponent(p, theta) / 2)
+        return safe_divide(root, p) * root
+
+    def _divided_difference(self, a: Tensor, b: Tensor, theta: Parameter) -> Tensor:
+        # e^{-t/x} - e^{-t/y} = -e^{-t/x} expm1(-z), z = t (x-y)/(xy), for x >= y.
+        high, low = torch.maximum(a, b), torch.minimum(a, b)
+        q = _exponent(high, theta)
+        z = q * safe_divide(high - low, low)
+        # Far apart, divide by the gap itself; near a tie, where the gap may be 0, by z = t * gap / (high * low).
+        near = z <= 1
+        small = z < TINY
+        safe_z = torch.where(near & ~small, z, 1.0)
+        quotient = torch.where(small, 1.0, -torch.expm1(-safe_z) / safe_z)
+        root = torch.exp(-q / 2)
+        at_tie = quotient * safe_divide(q * root, low) * root
+        apart = safe_divide(-root * torch.expm1(-z), high - low) * root
+        return torch.where(low > 0, torch.where(near, at_tie, apart), self._ratio(high, theta))
+
+
+def _exponent(p: Tensor, theta: Parameter) -> Tensor:
+    """t/p, at most 1e4, where e^-x is 0 in every dtype: so that x e^-x is 0, not inf * 0, as p falls to 0."""
+    vanishing = 1e4 * p <= theta  # not its opposite: NaN is to stay NaN
+    return torch.where(vanishing, 1e4, theta / torch.where(vanishing, 1.0, p))

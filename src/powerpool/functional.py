@@ -1,0 +1,462 @@
+r"""Compositions: features -> moment matrix -> curve, entry by entry or on the spectrum.
+
+All operators take any leading dimensions, compute in float32 or float64 (half precision is cast up and back, autocast
+is switched off inside), and check values as ``check`` says: ``True``, ``False``, or ``None``: on the CPU yes, elsewhere
+no. With checks off a matrix or set that contains NaN or infinity gives NaN, never a number.
+
+Two residual terms, both 0 by default, can be added to every power-normalized matrix G of M (Remark of the paper):
+
+.. math:: G^{*} = G\,(\operatorname{tr} M + \varepsilon)^{\gamma}\ (\gamma = \texttt{trace\_power}), \qquad
+          G^{\ddagger} = G + \kappa M\ (\kappa = \texttt{slope})
+
+:math:`G^*` gives the magnitude back that division by the trace removed; :math:`G^\ddagger` keeps a linear slope against
+vanishing gradients. Together they give :math:`G (\operatorname{tr} M + \varepsilon)^{\gamma} + \kappa M`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, NoReturn
+
+import torch
+from torch import Tensor
+
+from powerpool import curves, solvers
+from powerpool.checks import (
+    ArgumentError,
+    DomainError,
+    NotFiniteError,
+    NotPositiveError,
+    NotSymmetricError,
+    require_beta,
+    require_choice,
+    require_eps,
+    require_features,
+    require_finite,
+    require_mask,
+    require_square,
+    values_are_checked,
+)
+from powerpool.coordinates import append_coordinates
+from powerpool.curves import Curve
+from powerpool.moments import center, count
+from powerpool.precision import at_least_float32, without_autocast
+from powerpool.products import self_product, symmetrize
+from powerpool.solvers import Gram, GramFactor, Solver, select_solver
+from powerpool.solvers.base import ROUND_OFF
+
+Mode = Literal["elementwise", "spectral"]
+MODES = ("elementwise", "spectral")
+REDUCTIONS = ("mean", "max")
+
+
+def elementwise(
+    matrix: Tensor,  # shape: (*, C, C)
+    curve: Curve | str,
+    eps: float = 1e-6,
+    check: bool | None = None,
+    *,
+    trace_power: float = 0.0,
+    slope: float = 0.0,
+) -> Tensor:  # shape: (*, C, C)
+    r"""A curve of every entry of a matrix.
+
+    .. math:: \Psi_{kl} = g(P_{kl}), \qquad P = M/(\operatorname{tr} M + \varepsilon)
+              \text{ where the curve asks for it, else } P = M
+
+    and :math:`(M_{kl}+\varepsilon)^\gamma` for Gamma. The gradient is exact through the trace, which couples every
+    entry to every diagonal entry. Double backward is right.
+
+    Example:
+        >>> import torch, powerpool as pp
+        >>> matrix = torch.tensor([[3.0, 1.0], [1.0, 1.0]])
+        >>> pp.elementwise(matrix, pp.MaxExp(eta=2), eps=0.0)
+        tensor([[0.9375, 0.4375],
+                [0.4375, 0.4375]])
+    """
+    curve = curves.resolve(curve)
+    require_square(matrix)
+    require_eps(eps)
+    checked = values_are_checked(matrix, check)
+    with without_autocast(matrix):
+        moment = at_least_float32(matrix)
+        result = _elementwise(moment, curve, checked, _Residual(eps, trace_power, slope))
+        return (result if checked else result + _nan_where_not_finite(moment)).to(matrix.dtype)
+
+
+def spectral(
+    matrix: Tensor,  # shape: (*, C, C)
+    curve: Curve | str,
+    solver: str | Solver = "auto",
+    eps: float = 1e-6,
+    check: bool | None = None,
+    *,
+    trace_power: float = 0.0,
+    slope: float = 0.0,
+) -> Tensor:  # shape: (*, C, C)
+    r"""A curve of the spectrum of a symmetric matrix.
+
+    .. math:: \hat g(M) = U \operatorname{diag}(g(\lambda)) U^T, \qquad U \operatorname{diag}(\lambda) U^T =
+              M/(\operatorname{tr} M + \varepsilon) \text{ where the curve asks for it, else } M
+
+    ``solver`` is ``"eigen"``, ``"squaring"``, ``"newton_schulz"``, ``"jitter"``, a configured solver such as
+    ``solvers.NewtonSchulz(iterations=5)``, or ``"auto"``: what :func:`select_solver` answers. Asymmetry up to
+    round-off is averaged away, and so is the gradient's.
+
+    Example:
+        >>> import torch, powerpool as pp
+        >>> matrix = torch.tensor([[5.0, 4.0], [4.0, 5.0]])
+        >>> pp.spectral(matrix, pp.Gamma(gamma=0.5))
+        tensor([[2.0000, 1.0000],
+                [1.0000, 2.0000]])
+    """
+    curve = curves.resolve(curve)
+    require_square(matrix)
+    require_eps(eps)
+    chosen = _choose(solver, curve, matrix)
+    checked = values_are_checked(matrix, check)
+    with without_autocast(matrix):
+        given = at_least_float32(matrix)
+        moment = symmetrize(given)
+        residual = _Residual(eps, trace_power, slope)
+        if checked:
+            _require_symmetric(given, moment, matrix.dtype)
+            return _spectral(moment, curve, chosen, True, residual).to(matrix.dtype)
+        # eigh raises on NaN, for the whole batch; this way the bad matrices alone become NaN.
+        bad = _nan_where_not_finite(moment)
+        if curve.trace_normalize:
+            bad = bad + 0 * _expand(_scale(_trace(moment.detach()), eps), 2)
+        return (_spectral(torch.where(bad == 0, moment, 0.0), curve, chosen, False, residual) + bad).to(matrix.dtype)
+
+
+def first_order_pool(
+    features: Tensor,  # shape: (*, C, N)
+    curve: Curve | str | None = None,
+    *,
+    reduce: Literal["mean", "max"] = "mean",
+    mask: Tensor | None = None,  # shape: (*, N), bool
+    check: bool | None = None,
+) -> Tensor:  # shape: (*, C)
+    r"""First-order pooling: the mean over locations, then a curve; or the maximum, the classical reference.
+
+    .. math:: \psi_k = g\Bigl(\frac1N \sum_n \phi_{kn}\Bigr)
+
+    The curve sees the pooled features as they are: for MaxExp and FAHDP bring them to [0, 1] first.
+
+    Example:
+        >>> import torch, powerpool as pp
+        >>> pp.first_order_pool(torch.tensor([[1.0, 3.0], [0.0, 0.0]]), pp.AsinhE(gamma=1.0))
+        tensor([1.4436, 0.0000])
+    """
+    curve = None if curve is None else curves.resolve(curve)
+    require_features(features)
+    require_choice(reduce, REDUCTIONS, "reduction")
+    checked = values_are_checked(features, check)
+    values = at_least_float32(features)
+    if mask is not None:
+        require_mask(mask, features, check)
+        values = torch.where(mask.unsqueeze(-2), values, 0.0)
+    if checked:
+        require_finite(values, "features")
+    if reduce == "mean":
+        pooled = values.sum(-1) / _expand(count(values, mask), 1)
+    else:
+        pooled = (values if mask is None else torch.where(mask.unsqueeze(-2), values, -torch.inf)).amax(-1)
+    # NaN where a channel has NaN or infinity (max passes over -inf, so the mean alone would show it) or no location.
+    bad = 0 * pooled.detach() + (0 * values.detach()).sum(-1)
+    if curve is not None:
+        pooled = curve.value(_inside_domain(pooled, curve, values, "features") if checked else pooled)
+    return (pooled if checked else pooled + bad).to(features.dtype)
+
+
+def second_order_pool(
+    features: Tensor,  # shape: (*, C, N)
+    curve: Curve | str | None = None,
+    mode: Mode = "spectral",
+    beta: float = 0.0,
+    coordinates: Tensor | None = None,  # shape: (2Z, N)
+    mask: Tensor | None = None,  # shape: (*, N), bool
+    solver: str | Solver = "auto",
+    eps: float = 1e-6,
+    check: bool | None = None,
+    *,
+    trace_power: float = 0.0,
+    slope: float = 0.0,
+) -> Tensor:  # shape: (*, C', C'), C' = C + 2Z
+    r"""Power-normalized second-order pooling: one symmetric matrix per set of features.
+
+    .. math:: M = \frac1N \bar\Phi \bar\Phi^T, \qquad \bar\phi_n = [\phi_n - \beta\mu;\ c_n], \qquad \Psi = g(M)
+
+    with the curve applied entry by entry or to the spectrum; ``curve=None`` is plain second-order pooling. Solvers are
+    those of :func:`spectral`, and ``"gram"``, which works in the space of locations.
+
+    Example:
+        >>> import torch, powerpool as pp
+        >>> features = torch.rand(8, 512, 49)
+        >>> pp.second_order_pool(features, pp.MaxExp(eta=50)).shape
+        torch.Size([8, 512, 512])
+    """
+    require_choice(mode, MODES, "mode")
+    require_eps(eps)
+    curve = None if curve is None else curves.resolve(curve)
+    if solver != "auto":  # a misspelt name is an error even where no solver is needed
+        solver = solvers.resolve(solver)
+    residual = _Residual(eps, trace_power, slope)
+    with without_autocast(features):
+        sets = _prepare(features, beta, coordinates, mask, check)
+        if curve is None:
+            result = residual(sets.moment(), sets.moment())
+        elif mode == "elementwise":
+            result = _elementwise(sets.moment(), curve, sets.checked, residual)
+        else:
+            chosen = _choose(solver, curve, sets.values, locations=sets.values.shape[-1])
+            if isinstance(chosen, Gram):
+                result = _factor(sets, curve, residual).dense()
+            else:
+                # The moment is positive and symmetric by construction: only the features had to be checked.
+                result = _spectral(sets.moment(), curve, chosen, False, residual)
+        return (result if sets.checked else result + sets.bad).to(features.dtype)
+
+
+def gram_factor(
+    features: Tensor,  # shape: (*, C, N)
+    curve: Curve | str | None = None,
+    beta: float = 0.0,
+    coordinates: Tensor | None = None,  # shape: (2Z, N)
+    mask: Tensor | None = None,  # shape: (*, N), bool
+    eps: float = 1e-6,
+    check: bool | None = None,
+    *,
+    trace_power: float = 0.0,
+    slope: float = 0.0,
+) -> GramFactor:  # features (*, C', N), core (*, N, N)
+    r"""The matrix of :func:`second_order_pool` with ``solver="gram"``, as factors :math:`X T X^T`: never C x C.
+
+    The factors stay in float32 or float64. :class:`powerpool.nn.FactoredHead` classifies from them.
+
+    Example:
+        >>> import torch, powerpool as pp
+        >>> factor = pp.gram_factor(torch.rand(2, 2048, 49), pp.MaxExp(eta=50))
+        >>> factor.features.shape, factor.core.shape
+        (torch.Size([2, 2048, 49]), torch.Size([2, 49, 49]))
+    """
+    require_eps(eps)
+    curve = None if curve is None else curves.resolve(curve)
+    with without_autocast(features):
+        sets = _prepare(features, beta, coordinates, mask, check)
+        factor = _factor(sets, curve, _Residual(eps, trace_power, slope))
+        return factor if sets.checked else GramFactor(factor.features, factor.core + sets.bad)
+
+
+def require_matrix_solver(solver: Solver, curve: Curve) -> None:
+    """Refuse a solver that cannot take the curve, or needs features where there is only a matrix."""
+    if isinstance(solver, Gram):
+        raise ArgumentError(Gram.NEEDS_FEATURES)
+    solver.require(curve)
+
+
+class _Residual(NamedTuple):
+    """eps, and the terms of G* and G-double-dagger."""
+
+    eps: float
+    trace_power: float
+    slope: float
+
+    def __call__(self, result: Tensor, moment: Tensor) -> Tensor:
+        if self.trace_power:
+            result = result * _expand(_scale(_trace(moment), self.eps), 2) ** self.trace_power
+        return result + self.slope * moment if self.slope else result
+
+
+@dataclass(frozen=True)
+class _Sets:
+    """Features as they enter the moment: centred, with coordinates, zero where masked out, finite, float32 or more."""
+
+    values: Tensor  # shape: (*, C', N)
+    number: int | Tensor  # of locations, shape: (*,)
+    checked: bool
+    bad: Tensor  # shape: (*, 1, 1); NaN for a set that has no finite moment, else 0
+
+    def moment(self) -> Tensor:  # shape: (*, C', C')
+        return self_product(self.values) / _expand(self.number, 2)
+
+    def trace(self) -> Tensor:  # shape: (*,)
+        return self.values.square().sum((-2, -1)) / self.number
+
+
+def _prepare(
+    features: Tensor, beta: float, coordinates: Tensor | None, mask: Tensor | None, check: bool | None
+) -> _Sets:
+    require_features(features)
+    require_beta(beta)
+    if mask is not None:
+        require_mask(mask, features, check)
+    checked = values_are_checked(features, check)
+    values = center(at_least_float32(features), beta, mask)
+    if coordinates is not None:
+        values = append_coordinates(values, coordinates)
+        if mask is not None:
+            values = torch.where(mask.unsqueeze(-2), values, 0.0)
+    # One pass finds NaN, infinity and a moment that would overflow: |M_ij| is at most the sum of squares.
+    energy = torch.linalg.vector_norm(values.detach(), dim=(-2, -1), keepdim=True).square()
+    if checked and not bool(torch.isfinite(energy).all()):
+        _refuse_features(features, coordinates, mask, values.dtype)
+    number = count(values, mask)
+    if checked:
+        return _Sets(values, number, True, energy.new_zeros(()))
+    bad = 0 * energy
+    if isinstance(number, Tensor):
+        bad = bad + _expand(0 / number, 2)  # NaN for an empty set
+        number = number.clamp(min=1)
+    return _Sets(torch.where(bad == 0, values, 0.0), number, False, bad)
+
+
+def _refuse_features(
+    features: Tensor, coordinates: Tensor | None, mask: Tensor | None, computed: torch.dtype
+) -> NoReturn:
+    require_finite(features if mask is None else torch.where(mask.unsqueeze(-2), features, 0.0), "features")
+    if coordinates is not None:
+        require_finite(coordinates, "coordinates")
+    raise NotFiniteError(
+        f"features are too large: their second-order moment overflows {computed} "
+        f"(got features up to {features.detach().abs().max().item():.6g}). Scale them down, or use float64."
+    )
+
+
+def _elementwise(moment: Tensor, curve: Curve, checked: bool, residual: _Residual) -> Tensor:
+    p = _normalized(moment, curve, residual.eps, checked)
+    if checked:
+        p = _inside_domain(p, curve, moment, "matrix")
+    return residual(curve.value(p + residual.eps if curve.adds_eps else p), moment)
+
+
+def _spectral(moment: Tensor, curve: Curve, solver: Solver, checked: bool, residual: _Residual) -> Tensor:
+    return residual(solver.apply(_normalized(moment, curve, residual.eps, checked), curve, checked), moment)
+
+
+def _factor(sets: _Sets, curve: Curve | None, residual: _Residual) -> GramFactor:
+    scale = _scale(sets.trace(), residual.eps)
+    divisor = scale if curve is not None and curve.trace_normalize else torch.ones_like(scale)
+    features = sets.values / _expand(torch.sqrt(divisor * sets.number), 2)
+    locations = features.shape[-1]
+    identity = torch.eye(locations, dtype=features.dtype, device=features.device)
+    if curve is None:
+        core = identity.expand(*features.shape[:-2], locations, locations)
+    else:
+        core = Gram().factor(features, curve).core
+    # The residual terms act on the small core: M = divisor * X X^T.
+    if residual.trace_power:
+        core = core * _expand(scale, 2) ** residual.trace_power
+    if residual.slope:
+        core = core + residual.slope * _expand(divisor, 2) * identity
+    return GramFactor(features, core)
+
+
+def _choose(solver: str | Solver, curve: Curve, values: Tensor, locations: int | None = None) -> Solver:
+    if solver == "auto":
+        solver = select_solver(curve, values.shape[-2], locations, values.dtype, values.device).name
+    chosen = solvers.resolve(solver)
+    if locations is None:
+        require_matrix_solver(chosen, curve)
+    else:
+        chosen.require(curve)
+    return chosen
+
+
+def _normalized(moment: Tensor, curve: Curve, eps: float, checked: bool) -> Tensor:
+    """M/(tr M + eps) where the curve asks for it: plain operations, so that autograd is exact through the trace."""
+    if not curve.trace_normalize:
+        return moment
+    trace = _trace(moment)
+    if checked and not bool(((trace > 0) & (trace < torch.inf)).all()):
+        _require_trace(moment.detach(), trace.detach(), curve)
+    return moment / _expand(_scale(trace, eps), 2)
+
+
+def _require_trace(moment: Tensor, trace: Tensor, curve: Curve) -> None:
+    require_finite(moment, "matrix")
+    if bool((trace == torch.inf).any()):
+        raise NotFiniteError(
+            f"matrix is too large: its trace overflows {moment.dtype} (got entries up to "
+            f"{moment.abs().max().item():.6g}). Scale it down, or use float64."
+        )
+    refused = (trace <= 0) & (moment != 0).flatten(-2).any(-1)
+    if bool(refused.any()):
+        raise NotPositiveError(
+            f"{type(curve).__name__} divides the matrix by its trace, which must be > 0 "
+            f"(got {trace[refused].min().item():.6g} for a matrix that is not zero). "
+            "Take AsinhE, or SigmE with trace_normalize=False, for such a matrix."
+        )
+
+
+def _trace(matrix: Tensor) -> Tensor:  # shape: (*, C, C) -> (*,)
+    return matrix.diagonal(dim1=-2, dim2=-1).sum(-1)
+
+
+def _scale(trace: Tensor, eps: float) -> Tensor:
+    """tr + eps; NaN for a trace that is negative or overflows; 1 for the zero matrix with eps = 0, which stays zero."""
+    scale = torch.where((trace >= 0) & (trace < torch.inf), trace + eps, torch.nan)
+    return scale if eps > 0 else torch.where(scale == 0, 1.0, scale)
+
+
+def _expand(per_set: int | Tensor, dims: int) -> int | Tensor:
+    return per_set[(..., *(None,) * dims)] if isinstance(per_set, Tensor) else per_set
+
+
+def _nan_where_not_finite(values: Tensor) -> Tensor:  # shape: (*, A, B) -> (*, 1, 1)
+    """NaN for a matrix that contains NaN or infinity, else 0. 0 * x is exact and never overflows; a sum of x could."""
+    return (values.detach() * 0).sum((-2, -1), keepdim=True)
+
+
+def _inside_domain(p: Tensor, curve: Curve, given: Tensor, what: str) -> Tensor:
+    """``p`` moved into the domain where round-off put it outside, after one pass that finds anything worse.
+
+    ``given`` is what the user passed, ``what`` its name: ``p`` is a matrix, or features pooled over locations.
+    """
+    if p.numel() == 0:
+        return p
+    bounds = torch.stack(torch.aminmax(p.detach()))
+    low, high = bounds.tolist()
+    if not bool(torch.isfinite(bounds).all()):
+        require_finite(given, what)
+    lower, upper = curve.domain
+    if low >= lower and high <= upper:
+        return p
+    # Round-off is relative to the largest entry of the same matrix, not of another one in the batch.
+    slack = ROUND_OFF * p.detach().abs().amax((-2, -1) if what == "matrix" else -1, keepdim=True)
+    if bool(((p < lower - slack) | (p > upper + slack)).any()):
+        raise DomainError(_domain_message(curve, low, high, what))
+    return p.clamp(min=lower, max=upper)
+
+
+def _domain_message(curve: Curve, low: float, high: float, what: str) -> str:
+    lower, upper = curve.domain
+    kinds = "SigmE or AsinhE" if high > upper else "SignedMaxExp, SigmE or AsinhE"
+    if what == "matrix":
+        seen = "entries of the matrix after division by its trace" if curve.trace_normalize else "entries of the matrix"
+        advice = (
+            f"Beta-centred features give negative entries: for those take {kinds}; "
+            "mode='spectral' takes a positive semi-definite matrix with every curve."
+        )
+    else:
+        seen = "features pooled over locations"
+        advice = f"Take {kinds}, or bring the features into the domain first."
+    return f"{type(curve).__name__} needs {seen} in [{lower:g}, {upper:g}] (got {low:.6g} to {high:.6g}). {advice}"
+
+
+def _require_symmetric(given: Tensor, symmetric: Tensor, dtype: torch.dtype) -> None:
+    """Each matrix beside its own largest entry, so that a large one in the batch hides nothing."""
+    difference = given.detach() - symmetric.detach()
+    low, high = torch.aminmax(difference)  # NaN and infinity carry through
+    if not bool(torch.isfinite(low) & torch.isfinite(high)):
+        require_finite(given, "matrix")
+    if bool(low == 0) and bool(high == 0):  # a product of a matrix with itself: no second pass
+        return
+    gap, largest = difference.abs().amax((-2, -1)), given.detach().abs().amax((-2, -1))
+    refused = gap > max(ROUND_OFF, 4 * torch.finfo(dtype).eps) * largest
+    if bool(refused.any()):
+        raise NotSymmetricError(
+            "matrix must be symmetric up to round-off (got entries that differ from their mirror by "
+            f"{2 * gap[refused].max().item():.6g}, beside a largest entry of {largest[refused].max().item():.6g}). "
+            "Symmetrise it: (matrix + matrix.mT) / 2."
+        )

@@ -1,0 +1,17 @@
+"""Modules: stored arguments and one functional call."""
+
+from powerpool.nn.heads import DenseHead, FactoredHead
+from powerpool.nn.norms import ElementwisePowerNorm, SpectralPowerNorm
+from powerpool.nn.pools import FirstOrderPool2d, SecondOrderFactor2d, SecondOrderPool2d
+from powerpool.nn.relation import RelationDescriptor
+
+__all__ = [
+    "DenseHead",
+    "ElementwisePowerNorm",
+    "FactoredHead",
+    "FirstOrderPool2d",
+    "RelationDescriptor",
+    "SecondOrderFactor2d",
+    "SecondOrderPool2d",
+    "SpectralPowerNorm",
+]

@@ -1,0 +1,23 @@
+"""In which precision operators compute: a leaf of the import graph.
+
+Half-precision inputs are computed in float32 and cast back; inside ``torch.autocast`` float32 stays float32, because
+an eigenvalue or a matrix power in bfloat16 has two correct digits.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+_HALF = (torch.float16, torch.bfloat16)
+
+
+def at_least_float32(tensor: Tensor) -> Tensor:
+    """The tensor itself, or its float32 copy where it is float16 or bfloat16."""
+    return tensor.float() if tensor.dtype in _HALF else tensor
+
+
+def without_autocast(tensor: Tensor) -> torch.autocast:
+    """A context in which products of ``tensor``'s device keep the dtype of their operands."""
+    # The meta device computes nothing, and torch.autocast does not know it.
+    return torch.autocast(device_type="cpu" if tensor.is_meta else tensor.device.type, enabled=False)

@@ -1,0 +1,89 @@
+"""Matrix products whose backward keeps the precision of forward when it runs inside ``torch.autocast``.
+
+Two are symmetric by construction, and have the backward that symmetry allows: autograd spends two large products on the
+gradient of X X^T, one for each factor; the two are equal, so one is enough.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from powerpool.precision import without_autocast
+
+
+def self_product(x: Tensor) -> Tensor:  # shape: (*, A, B) -> (*, A, A)
+    """X X^T; double backward is right."""
+    return _SelfProduct.apply(x)
+
+
+def sandwich(x: Tensor, core: Tensor) -> Tensor:  # shape: (*, A, B), (*, B, B) -> (*, A, A)
+    """X T X^T for symmetric T; double backward is right."""
+    return _Sandwich.apply(x, core)
+
+
+def product(a: Tensor, b: Tensor) -> Tensor:  # shape: (*, A, B), (*, B, C) -> (*, A, C)
+    """A B; double backward is right."""
+    return _Product.apply(a, b)
+
+
+def symmetrize(matrix: Tensor) -> Tensor:  # shape: (*, A, A) -> (*, A, A)
+    """(M + M^T)/2."""
+    return (matrix + matrix.mT) / 2
+
+
+class _SelfProduct(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return x @ x.mT
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        with without_autocast(x):
+            return (grad + grad.mT) @ x
+
+
+class _Sandwich(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, core: Tensor) -> Tensor:
+        return (x @ core) @ x.mT
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        x, core = ctx.saved_tensors
+        with without_autocast(x):
+            weighted = symmetrize(grad) @ x  # (*, A, B)
+            return 2 * (weighted @ core), x.mT @ weighted
+
+
+class _Product(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(a: Tensor, b: Tensor) -> Tensor:
+        return a @ b
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        a, b = ctx.saved_tensors
+        with without_autocast(a):
+            return (grad @ b.mT).sum_to_size(a.shape), (a.mT @ grad).sum_to_size(b.shape)

@@ -1,0 +1,43 @@
+"""How a curve is applied to a spectrum. One file per solver, and the table that chooses among them."""
+
+from __future__ import annotations
+
+from powerpool.checks import require_choice
+from powerpool.solvers.base import DoubleBackwardError, Solver
+from powerpool.solvers.eigen import Eigen
+from powerpool.solvers.gram import Gram, GramFactor
+from powerpool.solvers.jitter import Jitter
+from powerpool.solvers.newton_schulz import NewtonSchulz
+from powerpool.solvers.select import SolverChoice, select_solver
+from powerpool.solvers.squaring import Squaring
+
+SOLVERS: dict[str, type[Solver]] = {solver.name: solver for solver in (Eigen, Squaring, Gram, NewtonSchulz, Jitter)}
+
+__all__ = [
+    "SOLVERS",
+    "DoubleBackwardError",
+    "Eigen",
+    "Gram",
+    "GramFactor",
+    "Jitter",
+    "NewtonSchulz",
+    "Solver",
+    "SolverChoice",
+    "Squaring",
+    "resolve",
+    "select_solver",
+]
+
+
+def resolve(solver: str | Solver) -> Solver:
+    """The solver of that name with its defaults; a solver is returned as it is.
+
+    Example:
+        >>> from powerpool import solvers
+        >>> solvers.resolve("newton_schulz")
+        NewtonSchulz(iterations=20)
+    """
+    if isinstance(solver, Solver):
+        return solver
+    require_choice(solver, ("auto", *SOLVERS), "solver")
+    return SOLVERS[solver]()

@@ -1,0 +1,211 @@
+r"""The spectral form from features, in the space of locations: exact, and cheap where there are few of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from powerpool.checks import ArgumentError
+from powerpool.curves._forms import safe_divide
+from powerpool.curves.base import Curve, IntegerPower, Parameter
+from powerpool.precision import without_autocast
+from powerpool.products import sandwich, self_product, symmetrize
+from powerpool.solvers.base import Solver, from_eigen, into_domain, once_only, one_parameter
+from powerpool.solvers.squaring import integer_power
+
+
+@dataclass(frozen=True)
+class GramFactor:
+    r"""The matrix :math:`X T X^T`, kept as its factors: ``features`` X (*, C, N) and symmetric ``core`` T (*, N, N)."""
+
+    features: Tensor
+    core: Tensor
+
+    def dense(self) -> Tensor:  # shape: (*, C, C)
+        """The matrix itself."""
+        return sandwich(self.features, self.core)
+
+
+@dataclass(frozen=True)
+class Gram(Solver):
+    r"""Never works in C x C: every curve has :math:`g(0) = 0`, so with :math:`K = X^T X` (N x N)
+
+    .. math:: \hat g(X X^T) = X\, h(K)\, X^T, \qquad h(\lambda) = g(\lambda)/\lambda
+
+    MaxExp with integer eta needs no eigenvalues: :math:`h(K) = \sum_{k<\eta} (I-K)^k` by doubling. Other curves take
+    the eigendecomposition of the small K, with the Daleckii-Krein backward of h. Where the slope at 0 is infinite the
+    null space is dropped. Double backward is right for integer powers, and raises for the others.
+    """
+
+    name: ClassVar[str] = "gram"
+    double_backward: ClassVar[bool] = False  # of the general case; integer powers have it
+
+    NEEDS_FEATURES: ClassVar[str] = (
+        "solver 'gram' needs features, not a matrix: call second_order_pool(features, curve, solver='gram'), or pick "
+        "'eigen' or 'squaring' for a matrix."
+    )
+
+    def apply(self, matrix: Tensor, curve: Curve, check: bool) -> Tensor:
+        """Not from a matrix: always an error that says so."""
+        raise ArgumentError(self.NEEDS_FEATURES)
+
+    def factor(self, features: Tensor, curve: Curve) -> GramFactor:  # shape: (*, C, N)
+        """The curve of the spectrum of ``features @ features.mT``, as factors."""
+        gram = self_product(features.mT)  # (*, N, N)
+        power = None if curve.is_learnable else curve.integer_power()
+        if power is None:
+            core = _SpectralRatio.apply(gram, one_parameter(curve, gram), curve)[0]
+        else:
+            core = _integer_ratio(gram, power)
+        return GramFactor(features, core)
+
+
+def _integer_ratio(gram: Tensor, power: IntegerPower) -> Tensor:  # shape: (*, N, N) -> (*, N, N)
+    """h(K) of an integer power: (1 - (1-K)^n)/K, or K^(n-1)."""
+    size = gram.shape[-1]
+    if power.exponent == 1:
+        identity = torch.eye(size, dtype=gram.dtype, device=gram.device)
+        return power.scale * identity.expand(gram.shape)
+    if not power.complement:
+        return integer_power(gram, IntegerPower(power.exponent - 1, complement=False, scale=power.scale))
+    core = _GeometricSum.apply(gram.reshape(-1, size, size), power.exponent)[0].reshape(gram.shape)
+    return core if power.scale == 1 else power.scale * core
+
+
+class _GeometricSum(torch.autograd.Function):
+    r"""T_n = sum_{k<n} (I-K)^k: T_2k = T_k + P_k T_k, P_2k = P_k^2; T_{k+1} = T_k + P_k, P_{k+1} = P_k P_1."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(gram: Tensor, terms: int) -> tuple[Tensor, ...]:
+        total, kept = _geometric_forward(gram, terms)
+        return total, *kept
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, int], output: tuple[Tensor, ...]) -> None:
+        gram, ctx.terms = inputs
+        kept = output[1:]
+        ctx.mark_non_differentiable(*kept)
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(gram, *kept)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, None]:
+        if grad is None:
+            return None, None
+        gram, *kept = ctx.saved_tensors
+        with without_autocast(gram):
+            if torch.is_grad_enabled():
+                # Second derivatives: the kept sums and powers are constants to autograd, so they are built again.
+                kept = _geometric_forward(gram, ctx.terms)[1]
+            return _geometric_backward(gram, symmetrize(grad), ctx.terms, list(kept)), None
+
+
+def _geometric_forward(gram: Tensor, terms: int) -> tuple[Tensor, list[Tensor]]:
+    """T_n for n >= 2, and for every step T_k (where a product uses it) and P_k, in the order of the steps."""
+    identity = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
+    first = identity - gram
+    total, power, kept = identity.expand(gram.shape), first, []
+    bits = bin(terms)[3:]
+    for position, bit in enumerate(bits):
+        last = position == len(bits) - 1
+        # T_1 = I costs no product.
+        doubled = identity + power if position == 0 else torch.baddbmm(total, power, total)
+        kept += [power] if position == 0 else [power, total]
+        total = doubled
+        if bit == "1" or not last:
+            power = torch.bmm(power, power)
+        if bit == "1":
+            total = total + power
+            if not last:
+                kept.append(power)
+                power = torch.bmm(power, first)
+    return total, kept
+
+
+def _geometric_backward(gram: Tensor, grad: Tensor, terms: int, kept: list[Tensor]) -> Tensor:
+    """The gradient of K, for a symmetric gradient of T_n: the steps of the forward pass in reverse."""
+    identity = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
+    first = identity - gram
+    grad_total, grad_power, grad_first = grad, torch.zeros_like(grad), torch.zeros_like(grad)
+    bits = bin(terms)[3:]
+    for position in range(len(bits) - 1, -1, -1):
+        last = position == len(bits) - 1
+        if bits[position] == "1":
+            if not last:
+                power = kept.pop()
+                grad_first = grad_first + symmetrize(torch.bmm(power, grad_power))
+                grad_power = symmetrize(torch.bmm(first, grad_power))
+            grad_power = grad_power + grad_total
+        if position == 0:
+            power = kept.pop()
+            grad_power = grad_total + _twice_sym(power, grad_power)
+        else:
+            total, power = kept.pop(), kept.pop()
+            through_square = 0.0 if last and bits[position] == "0" else _twice_sym(power, grad_power)
+            grad_power = through_square + symmetrize(torch.bmm(total, grad_total))
+            grad_total = grad_total + symmetrize(torch.bmm(power, grad_total))
+    return -(grad_first + grad_power)
+
+
+def _twice_sym(power: Tensor, grad: Tensor) -> Tensor:
+    product = torch.bmm(power, grad)
+    return product + product.mT
+
+
+class _SpectralRatio(torch.autograd.Function):
+    """h(K) = g(K)/K by eigendecomposition, with the divided differences of h."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(gram: Tensor, theta: Parameter, curve: Curve) -> tuple[Tensor, Tensor, Tensor]:
+        eigenvalues, vectors = torch.linalg.eigh(gram)
+        return from_eigen(vectors, curve._ratio(into_domain(eigenvalues, curve), theta)), eigenvalues, vectors
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Parameter, Curve], output: tuple[Tensor, Tensor, Tensor]) -> None:
+        gram, theta, curve = inputs
+        _, eigenvalues, vectors = output
+        ctx.mark_non_differentiable(eigenvalues, vectors)
+        ctx.curve = curve
+        ctx.number = None if isinstance(theta, Tensor) else theta
+        ctx.save_for_backward(gram, theta if isinstance(theta, Tensor) else None, eigenvalues, vectors)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor, Tensor | None, None]:
+        gram, theta, eigenvalues, vectors = ctx.saved_tensors
+        curve: Curve = ctx.curve
+        parameter = ctx.number if theta is None else theta
+        with torch.no_grad(), without_autocast(gram):
+            points = into_domain(eigenvalues, curve)
+            rotated = vectors.mT @ symmetrize(grad) @ vectors
+            grad_gram = vectors @ _ratio_backward(rotated, points, parameter, curve) @ vectors.mT
+            if theta is not None:
+                # dh/dtheta = (dg/dtheta)/lambda; on the null space of K, where X v = 0, any value gives 0.
+                slope = safe_divide(curve._parameter_derivative(points, parameter), points)
+                grad_theta = (rotated.diagonal(dim1=-2, dim2=-1) * slope).sum()
+        if theta is None:
+            return once_only(grad_gram, Gram.name, gram, grad), None, None
+        inputs = (gram, grad, theta)
+        return once_only(grad_gram, Gram.name, *inputs), once_only(grad_theta, Gram.name, *inputs), None
+
+
+def _ratio_backward(rotated: Tensor, points: Tensor, theta: Parameter, curve: Curve) -> Tensor:  # shape: (*, N, N)
+    """``rotated`` times the divided difference of h = g/l: h[a,b] = (g[a,b] - h(low)) / high.
+
+    The subtraction loses digits where both eigenvalues are small, but there the gradient that it multiplies is small
+    with them (it carries X on both sides): against the whole gradient the loss is round-off. For the same reason the
+    division comes last: h[a,b] alone overflows, of Gamma(1/2) in float32 from eigenvalues of 1e-26.
+    """
+    a, b = torch.broadcast_tensors(points.unsqueeze(-1), points.unsqueeze(-2))
+    high, low = torch.maximum(a, b), torch.minimum(a, b)
+    difference = curve._divided_difference(high, low, theta) - curve._ratio(low, theta)
+    if curve.has_infinite_slope:
+        # A pair with a null vector has h(0) = 0 by convention, not by continuity; X v = 0 makes its share 0.
+        difference = torch.where(low > 0, difference, 0.0)
+    return safe_divide(difference * rotated, high)

@@ -1,0 +1,192 @@
+r"""Integer powers by matrix products alone: MaxExp(F), the paper's Algorithm 2, with a shorter chain and backward."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from powerpool.curves.base import Curve, IntegerPower
+from powerpool.precision import without_autocast
+from powerpool.products import symmetrize
+from powerpool.solvers.base import Solver, require_pairwise_positive
+
+
+@dataclass(frozen=True)
+class Squaring(Solver):
+    r"""Exponentiation by a chain of products, for curves that are integer powers.
+
+    .. math:: I - (I-P)^{\eta}, \qquad \frac{\partial L}{\partial P} = S_\eta(I-P, \operatorname{sym} G), \qquad
+              S_n(A, G) = \sum_{k<n} A^k G A^{n-1-k}, \qquad S_{ab}(A, G) = S_a(A^b, S_b(A, G))
+
+    The exponent is taken apart into factors 2, 3, 5 and increments by :func:`chain`, cheapest over forward and backward
+    together: eta = 50 = 2 * 5 * 5 takes 7 + 7 products. The chain carries :math:`R_n = I - A^n` instead of
+    :math:`A^n`, as :math:`R_{a+b} = R_a + R_b - R_a R_b`: as many products, and a small P keeps all its digits.
+    Double backward is right. Errors are relative to the steepest slope, eta: where every eigenvalue is saturated and
+    the true gradient is far smaller than that, ``eigen`` has more correct digits.
+
+    Without eigenvalues a matrix that is not positive semi-definite shows only in its diagonal and in entries with
+    :math:`|M_{ij}| > \sqrt{M_{ii} M_{jj}}`; checks see those and no more. ``eigen`` is certain.
+    """
+
+    name: ClassVar[str] = "squaring"
+
+    def refusal(self, curve: Curve) -> str | None:
+        """Only integer powers, with a Python number as exponent."""
+        if curve.is_learnable:
+            return (
+                f"its {curve.parameter_name} is a tensor, and a chain of products needs a fixed integer. "
+                "Use solver='eigen', or 'gram' with features."
+            )
+        if curve.integer_power() is None:
+            return (
+                "it needs an integer power: MaxExp with integer eta, Gamma with integer gamma, or FAHDP with a rounded "
+                "exponent. Use solver='eigen', or 'gram' with features."
+            )
+        return None
+
+    def apply(self, matrix: Tensor, curve: Curve, check: bool) -> Tensor:
+        """See :class:`Solver`."""
+        power = curve.integer_power()
+        assert power is not None  # by refusal
+        if check:
+            require_pairwise_positive(matrix, type(curve).__name__)
+        return integer_power(matrix, power)
+
+
+def integer_power(matrix: Tensor, power: IntegerPower) -> Tensor:  # shape: (*, C, C) -> (*, C, C)
+    """The power of a symmetric matrix, differentiable twice."""
+    size = matrix.shape[-1]
+    flat = matrix.reshape(-1, size, size)
+    result = _ChainPower.apply(flat, power.exponent, power.complement)[0].reshape(matrix.shape)
+    return result if power.scale == 1 else power.scale * result
+
+
+# Products of C x C matrices for one step of a chain: forward, backward.
+_FACTOR_COST = {2: (1, 1), 3: (2, 2), 5: (3, 3)}
+_INCREMENT_COST = (1, 2)
+
+
+@cache
+def chain(exponent: int) -> tuple[int, ...]:
+    """The cheapest steps to A**exponent, counted over forward and backward: a factor 2, 3 or 5, or 1 for "times A".
+
+    ``(2, 5, 5)`` is ((A^2)^5)^5. After a 1 the rest of the chain applies to A itself, and A multiplies its result:
+    ``(1, 2, 3)`` is A (A^2)^3.
+
+    Example:
+        >>> chain(50), products(50)
+        ((2, 5, 5), (7, 7))
+    """
+    if exponent == 1:
+        return ()
+    options = [(factor, *chain(exponent // factor)) for factor in _FACTOR_COST if exponent % factor == 0]
+    if exponent % 2 == 1:
+        options.append((1, *chain(exponent - 1)))
+    return min(options, key=lambda steps: sum(_cost(steps)))
+
+
+def products(exponent: int) -> tuple[int, int]:
+    """How many matrix products the chain takes: forward, backward."""
+    return _cost(chain(exponent))
+
+
+def _cost(steps: tuple[int, ...]) -> tuple[int, int]:
+    costs = [_INCREMENT_COST if step == 1 else _FACTOR_COST[step] for step in steps]
+    return sum(forward for forward, _ in costs), sum(backward for _, backward in costs)
+
+
+class _ChainPower(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(matrix: Tensor, exponent: int, complement: bool) -> tuple[Tensor, ...]:
+        result, kept = _forward(matrix, chain(exponent), complement)
+        return result, *kept
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, int, bool], output: tuple[Tensor, ...]) -> None:
+        matrix, ctx.exponent, ctx.complement = inputs
+        kept = output[1:]
+        ctx.mark_non_differentiable(*kept)
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(matrix, *kept)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, None, None]:
+        if grad is None:
+            return None, None, None
+        matrix, *kept = ctx.saved_tensors
+        steps = chain(ctx.exponent)
+        with without_autocast(matrix):
+            if torch.is_grad_enabled():
+                # Second derivatives: the kept powers are constants to autograd, so they are built again from the input.
+                kept = _forward(matrix, steps, ctx.complement)[1]
+            return _backward(matrix, symmetrize(grad), steps, list(kept), ctx.complement), None, None
+
+
+def _forward(base: Tensor, steps: tuple[int, ...], complement: bool) -> tuple[Tensor, list[Tensor]]:
+    """The power of ``base``, and the matrices that backward needs beside it, in the order in which it pops them.
+
+    With ``complement`` every matrix X stands for the power I - X.
+    """
+    if not steps:
+        return base.clone(), []
+    step, rest = steps[0], steps[1:]
+    if step == 1:
+        power, kept = _forward(base, rest, complement)
+        return _multiply(power, base, complement), [power, *kept]
+    square = _multiply(base, base, complement)
+    used: list[Tensor] = []
+    if step == 2:
+        inner = square
+    elif step == 3:
+        inner = _multiply(square, base, complement)
+    else:
+        inner = _multiply(_multiply(square, square, complement), base, complement)
+        used = [square]
+    if not rest:
+        return inner, used
+    power, kept = _forward(inner, rest, complement)
+    return power, [*used, inner, *kept]
+
+
+def _backward(base: Tensor, grad: Tensor, steps: tuple[int, ...], kept: list[Tensor], complement: bool) -> Tensor:
+    """S_n(A, G) for symmetric G; consumes ``kept`` from its front."""
+    if not steps:
+        return grad
+    step, rest = steps[0], steps[1:]
+    if step == 1:
+        power = kept.pop(0)
+        inside = _backward(base, grad, rest, kept, complement)
+        both = _times(base, inside, complement) + _times(power, grad, complement)
+        return symmetrize(both)
+    if step == 2:
+        half = _times(base, grad, complement)
+    elif step == 3:
+        product = _times(base, grad, complement)
+        half = _times(base, product + product.mT / 2, complement)
+    else:
+        square = kept.pop(0)
+        product = _times(base, grad, complement)
+        product = _times(base, product + product.mT * (2 / 3), complement)
+        half = _times(square, product + product.mT / 2, complement)
+    grad = half + half.mT
+    if not rest:
+        return grad
+    return _backward(kept.pop(0), grad, rest, kept, complement)
+
+
+def _multiply(a: Tensor, b: Tensor, complement: bool) -> Tensor:
+    """A B; or, of I - A and I - B, I - (I-A)(I-B) = A + B - A B."""
+    if not complement:
+        return torch.bmm(a, b)
+    return torch.baddbmm(a, a, b, beta=2, alpha=-1) if a is b else torch.baddbmm(a + b, a, b, alpha=-1)
+
+
+def _times(power: Tensor, x: Tensor, complement: bool) -> Tensor:
+    """A X; or (I - A) X = X - A X."""
+    return torch.baddbmm(x, power, x, alpha=-1) if complement else torch.bmm(power, x)

@@ -1,0 +1,192 @@
+"""Pools: the battery, and what each of them has beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+from torch.autograd import gradcheck
+
+import powerpool as pp
+from tests import oracles
+from tests.contracts.pool import BATTERY, CHANNELS, PoolCase, first_order, maps, second_order
+from tests.oracles import Reference
+from tests.tolerances import tolerance
+
+
+def _first(name: str, reduce: str, curve: pp.Curve | None = None, reference: Reference | None = None) -> PoolCase:
+    return PoolCase(
+        name,
+        lambda **options: pp.nn.FirstOrderPool2d(CHANNELS, curve, reduce=reduce, **options),
+        lambda one: first_order(one, reduce, reference),
+        out_features=CHANNELS,
+    )
+
+
+def _second(
+    name: str,
+    curve: pp.Curve | None,
+    reference: Reference | None,
+    mode: str = "spectral",
+    solver: str | pp.solvers.Solver = "auto",
+    beta: float = 0.0,
+    pivots: int = 0,
+    **residual: float,
+) -> PoolCase:
+    size = CHANNELS + 2 * pivots
+    return PoolCase(
+        name,
+        lambda **options: pp.nn.SecondOrderPool2d(
+            CHANNELS, curve, mode, beta, pivots, solver=solver, **residual, **options
+        ),
+        lambda one: second_order(one, mode, reference, beta, pivots, **residual),
+        out_features=size * (size + 1) // 2,
+    )
+
+
+POOLS = [
+    _first("mean", "mean"),
+    _first("max", "max"),
+    _first("mean-asinhe", "mean", pp.AsinhE(3.0), oracles.asinhe(3.0)),
+    _first("max-gamma", "max", pp.Gamma(0.5), oracles.gamma(0.5)),
+    _second("plain", None, None),
+    _second("plain-covariance-coordinates", None, None, beta=1.0, pivots=2),
+    _second("elementwise-sigme", pp.SigmE(5.0), oracles.sigme(5.0), "elementwise", beta=0.5, pivots=2),
+    _second("elementwise-maxexp", pp.MaxExp(7), oracles.maxexp(7), "elementwise"),
+    _second("elementwise-residual", pp.HDP(0.1), oracles.hdp(0.1), "elementwise", trace_power=0.5, slope=0.1),
+    _second("auto-maxexp", pp.MaxExp(50), oracles.maxexp(50)),
+    _second("squaring-maxexp", pp.MaxExp(7), oracles.maxexp(7), solver="squaring", beta=0.5, pivots=2),
+    _second("gram-maxexp", pp.MaxExp(7), oracles.maxexp(7), solver="gram", beta=0.5, pivots=2),
+    _second("gram-asinhe", pp.AsinhE(3.0), oracles.asinhe(3.0), solver="gram", trace_power=0.5, slope=0.1),
+    _second("eigen-hdp", pp.HDP(0.1), oracles.hdp(0.1), solver="eigen", slope=0.1),
+    _second("eigen-fahdp", pp.FAHDP(0.3, "identity"), oracles.fahdp(0.3, "identity"), solver="eigen", trace_power=0.5),
+    _second("newton_schulz", pp.Gamma(0.5), oracles.gamma(0.5), solver=pp.solvers.NewtonSchulz(30)),
+]
+
+
+@pytest.mark.parametrize("case", POOLS, ids=str)
+@pytest.mark.parametrize("check", BATTERY, ids=lambda check: check.__name__.removeprefix("check_"))
+def test_battery(case: PoolCase, check: Callable[[PoolCase], None]) -> None:
+    check(case)
+
+
+@pytest.mark.parametrize("mode", ["elementwise", "spectral"])
+def test_a_curve_may_be_given_by_name(mode: str) -> None:
+    named, built = (pp.nn.SecondOrderPool2d(CHANNELS, curve, mode) for curve in ("maxexp", pp.MaxExp()))
+    torch.testing.assert_close(named(maps(2)), built(maps(2)), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("leading", [(), (2,), (2, 3)], ids=str)
+def test_reduction_is_a_rectified_convolution_for_any_leading_dimensions(leading: tuple[int, ...]) -> None:
+    pool = pp.nn.SecondOrderPool2d(CHANNELS, pp.MaxExp(7), reduce_to=3, coordinates=2, beta=0.5).double()
+    given = maps(*leading)
+    weight = pool.reduction[0].weight[:, :, 0, 0]  # (3, C)
+    reduced = torch.einsum("kc,...chw->...khw", weight, given).relu()
+    expected = pp.nn.SecondOrderPool2d(3, pp.MaxExp(7), coordinates=2, beta=0.5)(reduced)
+    result = pool(given)
+    assert pool.size == 3 + 4
+    assert result.shape == (*leading, pool.out_features) == (*leading, 28)
+    torch.testing.assert_close(result, expected, **tolerance(torch.float64, slack=100))
+
+
+def test_reduction_trains_and_is_saved() -> None:
+    pool = pp.nn.SecondOrderPool2d(CHANNELS, pp.MaxExp(7), reduce_to=3).double()
+    assert [tuple(weight.shape) for weight in pool.parameters()] == [(3, CHANNELS, 1, 1)]
+    assert list(pool.state_dict()) == ["reduction.0.weight"]
+    weight = pool.reduction[0].weight.detach().abs()
+    pool.reduction[0].weight = nn.Parameter(weight)  # away from the corner of ReLU
+
+    def with_weight(value: torch.Tensor) -> torch.Tensor:
+        return torch.func.functional_call(pool, {"reduction.0.weight": value}, maps(2))
+
+    assert gradcheck(with_weight, (weight.clone().requires_grad_(),))
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_reduction_hides_nothing(bad: float, sign: float) -> None:
+    pool = pp.nn.SecondOrderPool2d(CHANNELS, pp.MaxExp(7), reduce_to=2)
+    nn.init.constant_(pool.reduction[0].weight, sign)  # a plain ReLU would turn -inf into 0
+    given = maps(3, dtype=torch.float32)
+    expected = pool(given)
+    given[1, 0, 0, 0] = bad
+    with pytest.raises(ValueError, match="got 2 NaN or infinite"):
+        pool(given)
+    pool.check = False
+    assert pool(given)[1].isnan().all()
+    torch.testing.assert_close(pool(given)[::2], expected[::2], **tolerance(torch.float32))
+
+
+def test_coordinates_of_a_float64_map_are_float64() -> None:
+    pool = pp.nn.SecondOrderPool2d(CHANNELS, coordinates=3)
+    grid = pp.spatial_coordinates(2, 3, pivots=3, dtype=torch.float64)
+    expected = pp.to_vector(pp.second_order_pool(maps(2).flatten(-2), coordinates=grid))
+    torch.testing.assert_close(pool(maps(2)), expected, **tolerance(torch.float64))
+
+
+def test_width_and_weight_of_the_coordinates_are_passed_on() -> None:
+    pool = pp.nn.SecondOrderPool2d(CHANNELS, coordinates=3, sigma=0.3, alpha=0.7)
+    grid = pp.spatial_coordinates(2, 3, pivots=3, sigma=0.3, alpha=0.7, dtype=torch.float64)
+    expected = pp.to_vector(pp.second_order_pool(maps(2).flatten(-2), coordinates=grid))
+    torch.testing.assert_close(pool(maps(2)), expected, **tolerance(torch.float64))
+
+
+def test_map_of_another_size_takes_its_own_coordinates() -> None:
+    pool = pp.nn.SecondOrderPool2d(CHANNELS, pp.MaxExp(7), coordinates=2)
+    for height, width in [(1, 1), (1, 5), (4, 2)]:
+        assert pool(torch.rand(2, CHANNELS, height, width)).shape == (2, pool.out_features)
+
+
+def test_max_ignores_the_curve_of_the_mean_and_the_other_way_round() -> None:
+    given = maps(2)
+    torch.testing.assert_close(pp.nn.FirstOrderPool2d(CHANNELS, reduce="max")(given), given.amax((-2, -1)))
+    torch.testing.assert_close(pp.nn.FirstOrderPool2d(CHANNELS)(given), given.mean((-2, -1)))
+
+
+@pytest.mark.parametrize("curve", [None, pp.MaxExp(7), pp.AsinhE(3.0)], ids=str)
+def test_factor_of_a_map_is_that_of_the_pool(curve: pp.Curve | None) -> None:
+    options = {"beta": 0.5, "coordinates": 2, "trace_power": 0.5, "slope": 0.1}
+    factor = pp.nn.SecondOrderFactor2d(CHANNELS, curve, **options)
+    pool = pp.nn.SecondOrderPool2d(CHANNELS, curve, solver="gram", **options)
+    assert factor.size == CHANNELS + 4
+    torch.testing.assert_close(
+        pp.to_vector(factor(maps(2, 3)).dense()), pool(maps(2, 3)), **tolerance(torch.float64, slack=10)
+    )
+
+
+@pytest.mark.parametrize(
+    "build, message",
+    [
+        (lambda: pp.nn.SecondOrderPool2d(0), r"channels >= 1.*\(got 0, 0 and None\)"),
+        (lambda: pp.nn.FirstOrderPool2d(0), r"channels >= 1 \(got 0\)"),
+        (lambda: pp.nn.SecondOrderPool2d(4, reduce_to=0), r"reduce_to >= 1 or None \(got 4, 0 and 0\)"),
+        (lambda: pp.nn.SecondOrderPool2d(4, coordinates=-1), r"coordinates >= 0.*\(got 4, -1 and None\)"),
+        (lambda: pp.nn.SecondOrderPool2d(4, coordinates=1), r"pivots must be an integer >= 2 \(got 1\)"),
+        (lambda: pp.nn.SecondOrderPool2d(4, coordinates=3, sigma=0.0), r"sigma must be > 0.*\(got 0\.0\)"),
+        (lambda: pp.nn.SecondOrderFactor2d(4, beta=1.5), r"beta must lie in \[0, 1\] \(got 1\.5\)"),
+    ],
+)
+def test_contradiction_shows_when_the_pool_is_built(build: Callable[[], nn.Module], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        build()
+
+
+def test_pool_inside_an_autocast_network_trains() -> None:
+    torch.manual_seed(0)
+    images, labels = torch.rand(16, 1, 6, 6), torch.arange(16) % 2
+    images[labels == 1, :, ::2] *= 0.2  # one class has stripes
+    pool = pp.nn.SecondOrderPool2d(8, pp.MaxExp(20), reduce_to=6, coordinates=2)
+    model = nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU(), pool, nn.Linear(pool.out_features, 2))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
+    losses = []
+    for _ in range(40):
+        optimizer.zero_grad()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = nn.functional.cross_entropy(model(images), labels)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert all(torch.isfinite(weight).all() for weight in model.parameters())
+    assert losses[-1] < 0.2 < losses[0]

@@ -1,0 +1,154 @@
+"""Independent references: the formulas of the paper in mpmath and NumPy, sharing no code with the library.
+
+A *reference curve* is a function of an mpmath number. The library's curves are never called here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import mpmath
+import numpy as np
+from mpmath import mpf
+
+mpmath.mp.dps = 50
+
+Scalar = Callable[[mpf], mpf]
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A curve as the paper writes it."""
+
+    value: Scalar
+    trace_normalize: bool
+    infinite_slope: bool = False
+    signed: bool = False
+    """Whether the domain has negative numbers."""
+
+
+def gamma(exponent: float) -> Reference:
+    return Reference(lambda p: p ** mpf(exponent) if p > 0 else mpf(0), False, exponent < 1)
+
+
+def maxexp(eta: float) -> Reference:
+    return Reference(lambda p: 1 - (1 - p) ** mpf(eta) if p < 1 else mpf(1), True)
+
+
+def signed_maxexp(eta: float) -> Reference:
+    def value(p: mpf) -> mpf:
+        return (1 - max(mpf(0), -p)) ** mpf(eta) - (1 - max(mpf(0), p)) ** mpf(eta)
+
+    return Reference(value, True, signed=True)
+
+
+def asinhe(slope: float) -> Reference:
+    return Reference(lambda p: mpmath.log(mpf(slope) * p + mpmath.sqrt(1 + (mpf(slope) * p) ** 2)), False, signed=True)
+
+
+def sigme(eta: float, trace_normalize: bool = True) -> Reference:
+    return Reference(lambda p: 2 / (1 + mpmath.exp(-mpf(eta) * p)) - 1, trace_normalize, signed=True)
+
+
+def hdp(t: float) -> Reference:
+    return Reference(lambda p: mpmath.exp(-mpf(t) / p) if p > 0 else mpf(0), True)
+
+
+def fahdp(t: float, rounding: str) -> Reference:
+    eta = 0.5 + math.sqrt(0.25 + (1 / (t * (math.e - 1)) - 1 / math.e) ** 2)
+    below = {"identity": eta, "round": round(eta), "ceil": math.ceil(eta)}[rounding]
+    above = {"identity": t, "round": round(t), "ceil": math.floor(t)}[rounding]
+    inner = maxexp(below) if t < 1 else gamma(above)
+    return Reference(lambda p: mpmath.exp(-mpf(t)) * inner.value(p), True)
+
+
+def divided_difference(reference: Reference, a: float, b: float) -> float:
+    """(g(a) - g(b))/(a - b) in 50 digits; a tie is the central difference, and 0 where the slope at 0 is infinite."""
+    x, y = mpf(a), mpf(b)
+    if x != y:
+        return float((reference.value(x) - reference.value(y)) / (x - y))
+    if x == 0:
+        if reference.infinite_slope:
+            return 0.0
+        with mpmath.workdps(120):
+            return float(reference.value(mpf("1e-60")) / mpf("1e-60"))
+    step = abs(x) * mpf("1e-18")
+    if reference.trace_normalize and x + step > 1:
+        return float((reference.value(x) - reference.value(x - step)) / step)
+    return float((reference.value(x + step) - reference.value(x - step)) / (2 * step))
+
+
+def spectral(matrix: np.ndarray, reference: Reference, eps: float = 1e-6, null: float = 0.0) -> np.ndarray:
+    """U g(lambda) U^T of one float64 matrix.
+
+    Where the slope at 0 is infinite, eigenvalues below ``null`` times the largest are 0.
+    """
+    values, vectors, _ = _spectrum(matrix, reference, eps, null)
+    applied = np.array([float(reference.value(mpf(v))) for v in values])
+    return (vectors * applied) @ vectors.T
+
+
+def spectral_gradient(
+    matrix: np.ndarray,
+    grad: np.ndarray,
+    reference: Reference,
+    eps: float = 1e-6,
+    null: float = 0.0,
+    shift: float = 0.0,
+    snap: float = 0.0,
+    through_trace: bool = True,
+) -> np.ndarray:
+    """dL/dM of one float64 matrix, dL/dPsi = ``grad``: Daleckii-Krein with 50-digit divided differences, then the
+    quotient rule through the trace. ``shift`` moves normalised eigenvalues by that part of the largest, within [0, 1];
+    ``snap`` makes those 0 that are within that part of the largest.
+    """
+    values, vectors, scale = _spectrum(matrix, reference, eps, null)
+    values = np.where(np.abs(values) <= snap * np.abs(values).max(initial=0.0), 0.0, values) if snap else values
+    if shift:
+        moved = np.where(values != 0, values + shift * np.abs(values).max(initial=0.0), 0.0)
+        values = np.minimum(moved, 1.0) if reference.trace_normalize else moved
+    loewner = np.array([[divided_difference(reference, a, b) for b in values] for a in values])
+    through = vectors @ (loewner * (vectors.T @ ((grad + grad.T) / 2) @ vectors)) @ vectors.T
+    if not (reference.trace_normalize and through_trace):
+        return through / scale
+    coupling = np.sum(through * matrix) / scale**2
+    return through / scale - coupling * np.eye(len(matrix))
+
+
+def _spectrum(
+    matrix: np.ndarray, reference: Reference, eps: float, null: float
+) -> tuple[np.ndarray, np.ndarray, float]:
+    scale = float(np.trace(matrix) + eps) if reference.trace_normalize else 1.0
+    values, vectors = np.linalg.eigh(matrix / scale)
+    if not reference.signed:
+        floor = null * np.abs(values).max(initial=0.0) if reference.infinite_slope else 0.0
+        values = np.where(values <= floor, 0.0, values)
+    return np.minimum(values, 1.0) if reference.trace_normalize else values, vectors, scale
+
+
+def mp_spectral(matrix: mpmath.matrix, reference: Reference, eps: float) -> mpmath.matrix:
+    """The spectral form in 50 digits: no formula of ours in it but U g(lambda) U^T."""
+    scale = sum(matrix[i, i] for i in range(matrix.rows)) + mpf(eps) if reference.trace_normalize else mpf(1)
+    values, vectors = mpmath.eigsy(matrix / scale)
+    # 50 digits leave 1e-45 where an eigenvalue is 0.
+    largest = max(abs(v) for v in values)
+    applied = [reference.value(v if abs(v) > largest * mpf("1e-40") else mpf(0)) for v in values]
+    return vectors * mpmath.diag(applied) * vectors.T
+
+
+def mp_directional(
+    matrix: np.ndarray,
+    path: Callable[[mpmath.matrix, mpf], mpmath.matrix],
+    grad: np.ndarray,
+    reference: Reference,
+    eps: float,
+    step: str = "1e-18",
+) -> float:
+    """d/dh <grad, g(path(M, h))> at h = 0+, by a one-sided difference in 50 digits."""
+    base = mpmath.matrix(matrix.tolist())
+    h = mpf(step)
+    change = mp_spectral(path(base, h), reference, eps) - mp_spectral(path(base, mpf(0)), reference, eps)
+    size = len(matrix)
+    return float(sum(mpf(float(grad[i, j])) * change[i, j] for i in range(size) for j in range(size)) / h)

@@ -1,0 +1,51 @@
+"""The table behind ``auto``: what it answers, and that ``auto`` does what it answers."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import powerpool as pp
+from powerpool.solvers import SOLVERS
+
+
+@pytest.mark.parametrize(
+    "curve, channels, locations, expected",
+    [
+        (pp.MaxExp(50), 512, 49, "gram"),
+        (pp.HDP(0.01), 512, 49, "gram"),
+        (pp.MaxExp(50), 64, 196, "squaring"),
+        (pp.Gamma(2), 64, None, "squaring"),
+        (pp.FAHDP(0.1), 64, None, "squaring"),
+        (pp.FAHDP(0.1, "identity"), 64, None, "eigen"),
+        (pp.MaxExp(2.5), 64, None, "eigen"),
+        (pp.MaxExp(torch.nn.Parameter(torch.tensor(50.0))), 64, 196, "eigen"),
+        (pp.MaxExp(torch.nn.Parameter(torch.tensor(50.0))), 512, 49, "gram"),
+        (pp.SignedMaxExp(50), 64, None, "eigen"),
+    ],
+)
+def test_choices(curve: pp.Curve, channels: int, locations: int | None, expected: str) -> None:
+    choice = pp.select_solver(curve, channels, locations)
+    assert choice.name == expected
+    assert choice.reason
+    assert SOLVERS[choice.name].exact
+
+
+def test_auto_is_the_choice() -> None:
+    features = torch.rand(8, 3, dtype=torch.float64)
+    curve = pp.HDP(0.1)
+    assert pp.select_solver(curve, 8, 3).name == "gram"
+    assert torch.equal(pp.second_order_pool(features, curve), pp.second_order_pool(features, curve, solver="gram"))
+    matrix = pp.autocorrelation(features)
+    assert torch.equal(pp.spectral(matrix, pp.MaxExp(5)), pp.spectral(matrix, pp.MaxExp(5), "squaring"))
+
+
+@pytest.mark.parametrize("channels, locations", [(0, None), (4, 0)])
+def test_sizes_must_be_positive(channels: int, locations: int | None) -> None:
+    with pytest.raises(ValueError, match="channels, locations >= 1"):
+        pp.select_solver(pp.MaxExp(50), channels, locations)
+
+
+def test_unknown_solver_lists_the_choices() -> None:
+    with pytest.raises(ValueError, match=r"Unknown solver 'svd'.*'auto', 'eigen', 'squaring', 'gram', 'newton_schulz'"):
+        pp.spectral(torch.eye(2), pp.MaxExp(2), "svd")

@@ -1,0 +1,68 @@
+"""What the documents say works: every python block runs, every command, target and extra they name exists."""
+
+import re
+from importlib.metadata import metadata
+from pathlib import Path
+
+import pytest
+
+from powerpool.cli import COMMANDS
+
+ROOT = Path(__file__).parents[1]
+DOCUMENTS = ("README.md", "CONTRIBUTING.md")
+
+
+def python_blocks() -> list:
+    blocks = []
+    for document in DOCUMENTS:
+        text = (ROOT / document).read_text(encoding="utf-8")
+        for match in re.finditer(r"^```python\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE):
+            line = text.count("\n", 0, match.start(1)) + 1
+            blocks.append(pytest.param(document, line, match.group(1), id=f"{document}:{line}"))
+    return blocks
+
+
+def code_of(document: str) -> str:
+    """Fenced blocks and inline code: the parts of a document that a reader may type."""
+    text = (ROOT / document).read_text(encoding="utf-8")
+    fenced = re.findall(r"^```\w*\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)
+    inline = re.findall(r"`([^`\n]+)`", text)
+    return "\n".join(fenced + inline)
+
+
+@pytest.mark.parametrize("document, line, code", python_blocks())
+def test_python_block_runs_on_its_own(document, line, code):
+    # Blank lines in front make the line numbers of a traceback those of the document.
+    exec(compile("\n" * (line - 1) + code, document, "exec"), {"__name__": "__readme__"})
+
+
+def test_readme_has_python_blocks():
+    assert len(python_blocks()) >= 5
+
+
+def test_first_screen_of_the_readme_shows_the_pool_and_the_two_commands():
+    screen = "\n".join((ROOT / "README.md").read_text(encoding="utf-8").splitlines()[:30])
+    for shown in ("SecondOrderPool2d", "out_features", "make demo", "make test"):
+        assert shown in screen
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_every_make_target_exists(document):
+    targets = set(re.findall(r"^([a-z]+):.*## ", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE))
+    named = set(re.findall(r"\bmake ([a-z]+)", code_of(document)))
+    assert named
+    assert named <= targets
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_every_powerpool_command_exists(document):
+    assert set(re.findall(r"^(?:\$ )?powerpool ([a-z]+)", code_of(document), flags=re.MULTILINE)) <= set(COMMANDS)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_every_extra_exists(document):
+    provided = set(metadata("powerpool").get_all("Provides-Extra"))
+    named = {
+        extra for group in re.findall(r"(?:powerpool|\.)\[([\w,]+)\]", code_of(document)) for extra in group.split(",")
+    }
+    assert named <= provided
