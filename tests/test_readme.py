@@ -12,6 +12,14 @@ ROOT = Path(__file__).parents[1]
 DOCUMENTS = ("README.md", "CONTRIBUTING.md")
 
 
+def test_every_path_in_the_documents_exists():
+    for document in [*DOCUMENTS, *(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]:
+        text = (ROOT / document).read_text(encoding="utf-8")
+        paths = re.findall(r"`((?:tests|src|docs)/[\w./-]+)`", text) + re.findall(r"\]\((?!http)([\w./-]+)\)", text)
+        missing = [path for path in paths if not (ROOT / path).exists()]
+        assert not missing, f"{document} names {missing}"
+
+
 def python_blocks() -> list:
     blocks = []
     for document in DOCUMENTS:

@@ -14,6 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch._dynamo.testing import CompileCounterWithBackend
 from torch.profiler import ProfilerActivity, profile
 from torch.testing import assert_close
 
@@ -25,6 +26,11 @@ from tests.tolerances import tolerance
 BETAS = (0.0, 0.3, 1.0)
 DATA = Path(os.environ.get("POWERPOOL_DATA") or Path(__file__).parents[2] / "shared" / "data")
 few = settings(max_examples=40, deadline=None)
+
+
+@pytest.fixture(autouse=True)
+def _same_numbers_in_any_order_of_tests() -> None:
+    torch.manual_seed(0)
 
 
 def _reference(features: Tensor, index: Tensor, num_segments: int, beta: float) -> Tensor:
@@ -204,8 +210,7 @@ class TestPrecision:
     def test_unchecked_nan_or_infinity_gives_nan_in_its_segment(self, value: float, beta: float) -> None:
         features, index = _batch([5, 60, 7], 3)
         clean = segment_autocorrelation(features, index, 4, beta)
-        features[index == 1] = torch.where(torch.arange(60)[:, None] == 59, value, features[index == 1])
-        features[-1] = features[-1].clone()
+        features[64] = value  # one row of segment 1, in the last of its tiles
         moment = segment_autocorrelation(features, index, 4, beta, check=False)
         assert moment[1].isnan().all()
         assert_close(moment[[0, 2, 3]], clean[[0, 2, 3]], rtol=0, atol=0)
@@ -226,7 +231,7 @@ class TestPrecision:
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 class TestTracing:
     def test_one_compilation_serves_every_batch(self) -> None:
-        counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+        counter = CompileCounterWithBackend("aot_eager")
 
         def moment(features: Tensor, index: Tensor) -> Tensor:
             return segment_autocorrelation(features, index, 5, 0.5)
@@ -280,17 +285,16 @@ class TestTracing:
 
     def test_number_of_segments_is_needed_in_a_full_graph(self) -> None:
         compiled = torch.compile(segment_autocorrelation, backend="aot_eager", fullgraph=True)
-        with pytest.raises(Exception, match="num_segments must be given while torch.compile"):
+        with pytest.raises(Exception, match="num_segments must be given while"):
             compiled(torch.randn(4, 3), torch.tensor([0, 0, 1, 1]))
 
-    @pytest.mark.parametrize("y", [None, torch.randn(7, 2)])
+    @pytest.mark.parametrize("y", [None, torch.randn(7, 3)])
     def test_kernels_are_registered_rightly(self, y: Tensor | None) -> None:
         x, index = torch.randn(7, 3), torch.tensor([0, 0, 2, 2, 2, 0, 2])
         plan = segments.plan_segments(index, 3, 3)
         parts = plan.slots, plan.owner, plan.sizes
-        torch.library.opcheck(segments._cross_kernel, (x, y, *parts))
-        torch.library.opcheck(segments._apply_kernel, (torch.randn(3, 4, 3), x, *parts, False))
-        torch.library.opcheck(segments._apply_kernel, (torch.randn(3, 3, 3), x, *parts, True))
+        torch.library.opcheck(segments._pair_kernel, (x, y, *parts))
+        torch.library.opcheck(segments._apply_kernel, (torch.randn(3, 3, 3), x, *parts))
 
 
 def _peak_memory(function: Callable[[], object]) -> int:

@@ -62,22 +62,22 @@ def values_are_checked(tensor: Tensor, check: bool | None) -> bool:
     """
     if check is False:
         return False
-    # The functorch stack has no public query; every transform that hides values pushes an interpreter on it.
-    valueless = (
-        torch.compiler.is_compiling()
-        or torch._C._functorch.peek_interpreter_stack() is not None
-        or tensor.is_meta
-        or isinstance(tensor, FakeTensor)
-    )
     if check is None:
-        return tensor.device.type == "cpu" and not valueless
-    if valueless:
+        return tensor.device.type == "cpu" and has_values(tensor)
+    if not has_values(tensor):
         raise ArgumentError(
             "check=True reads the values of the input, which do not exist in meta and fake tensors, nor while "
             "torch.compile, torch.export or a torch.func transform traces the operator. Pass check=None (off there) or "
             "check=False."
         )
     return True
+
+
+def has_values(tensor: Tensor) -> bool:
+    """Whether there are numbers to read: not in meta and fake tensors, nor while the operator is traced."""
+    # The functorch stack has no public query; every transform that hides values pushes an interpreter on it.
+    traced = torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None
+    return not (traced or tensor.is_meta or isinstance(tensor, FakeTensor))
 
 
 def require_floating(tensor: Tensor, name: str) -> None:

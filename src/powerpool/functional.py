@@ -196,6 +196,7 @@ def second_order_pool(
         >>> pp.second_order_pool(features, pp.MaxExp(eta=50)).shape
         torch.Size([8, 512, 512])
     """
+    require_features(features)
     require_choice(mode, MODES, "mode")
     require_eps(eps)
     curve = None if curve is None else curves.resolve(curve)
@@ -240,6 +241,7 @@ def gram_factor(
         >>> factor.features.shape, factor.core.shape
         (torch.Size([2, 2048, 49]), torch.Size([2, 49, 49]))
     """
+    require_features(features)
     require_eps(eps)
     curve = None if curve is None else curves.resolve(curve)
     with without_autocast(features):
@@ -287,7 +289,6 @@ class _Sets:
 def _prepare(
     features: Tensor, beta: float, coordinates: Tensor | None, mask: Tensor | None, check: bool | None
 ) -> _Sets:
-    require_features(features)
     require_beta(beta)
     if mask is not None:
         require_mask(mask, features, check)
@@ -446,6 +447,8 @@ def _domain_message(curve: Curve, low: float, high: float, what: str) -> str:
 
 def _require_symmetric(given: Tensor, symmetric: Tensor, dtype: torch.dtype) -> None:
     """Each matrix beside its own largest entry, so that a large one in the batch hides nothing."""
+    if given.numel() == 0:
+        return
     difference = given.detach() - symmetric.detach()
     low, high = torch.aminmax(difference)  # NaN and infinity carry through
     if not bool(torch.isfinite(low) & torch.isfinite(high)):

@@ -90,33 +90,31 @@ def segment_moment(rows: Tensor, plan: SegmentPlan) -> Tensor:
 # ---- kernels: values only --------------------------------------------------------------------------------------------
 
 
-@torch.library.custom_op("powerpool::segment_cross", mutates_args=())
-def _cross_kernel(x: Tensor, y: Tensor | None, slots: Tensor, owner: Tensor, sizes: Tensor) -> Tensor:
-    """Mean of x_n y_n^T in each segment: (N, C), (N, D) -> (S, C, D). Without y, y is x."""
-    out = x.new_zeros(sizes.shape[0], x.shape[1], (x if y is None else y).shape[1])
+@torch.library.custom_op("powerpool::segment_pair", mutates_args=())
+def _pair_kernel(x: Tensor, y: Tensor | None, slots: Tensor, owner: Tensor, sizes: Tensor) -> Tensor:
+    """Mean of x_n y_n^T + y_n x_n^T in each segment, of x_n x_n^T without y: (N, C), (N, C) -> (S, C, C)."""
+    out = x.new_zeros(sizes.shape[0], x.shape[1], x.shape[1])
     with without_autocast(x):
         for chunk, segments in _chunks(slots, owner, x, out):
-            out.index_add_(0, segments, _cross_tiles(x, y, chunk, sizes.index_select(0, segments)))
+            out.index_add_(0, segments, _pair_tiles(x, y, chunk, sizes.index_select(0, segments)))
     return out
 
 
 @torch.library.custom_op("powerpool::segment_apply", mutates_args=())
-def _apply_kernel(matrices: Tensor, x: Tensor, slots: Tensor, owner: Tensor, sizes: Tensor, symmetrize: bool) -> Tensor:
-    """A_s x_n / N_s for each row n of segment s, A + A^T for A if asked: (S, C, D), (N, D) -> (N, C)."""
-    out = x.new_empty(x.shape[0] + 1, matrices.shape[1])  # row N takes what comes out of empty slots
+def _apply_kernel(matrices: Tensor, x: Tensor, slots: Tensor, owner: Tensor, sizes: Tensor) -> Tensor:
+    """(A_s + A_s^T) x_n / N_s for each row n of segment s: (S, C, C), (N, C) -> (N, C)."""
+    out = x.new_empty(x.shape[0] + 1, x.shape[1])  # row N takes what comes out of empty slots
     with without_autocast(x):
         for chunk, segments in _chunks(slots, owner, x, matrices):
-            of_tile = matrices.index_select(0, segments)  # (t, C, D)
-            result = _apply_tiles(of_tile + of_tile.mT if symmetrize else of_tile, x, chunk)  # (t, T, C)
-            result /= sizes.index_select(0, segments)[:, None, None]
+            result = _apply_tiles(matrices.index_select(0, segments), x, chunk, sizes.index_select(0, segments))
             out.index_copy_(0, chunk.flatten(), result.flatten(0, 1))
-            del of_tile, result  # the next chunk needs the memory
+            del result  # the next chunk needs the memory
     return out[:-1]
 
 
 def _chunks(slots: Tensor, owner: Tensor, rows: Tensor, matrices: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     """Pieces of the plan whose tiles take at most ``_CHUNK`` elements, and at most half of rows and matrices."""
-    per_tile = slots.shape[1] * sum(matrices.shape[1:]) + matrices.shape[1:].numel()
+    per_tile = (2 * slots.shape[1] + rows.shape[1]) * rows.shape[1]
     step = max(1, min(_CHUNK, (rows.numel() + matrices.numel()) // 2) // per_tile)
     return zip(slots.split(step), owner.split(step), strict=True)
 
@@ -126,28 +124,31 @@ def _gather(rows: Tensor, slots: Tensor) -> Tensor:
     return rows.index_select(0, slots.clamp(max=rows.shape[0] - 1).flatten()).view(*slots.shape, -1)
 
 
-def _cross_tiles(x: Tensor, y: Tensor | None, slots: Tensor, sizes: Tensor) -> Tensor:  # -> (t, C, D)
+def _pair_tiles(x: Tensor, y: Tensor | None, slots: Tensor, sizes: Tensor) -> Tensor:  # -> (t, C, C)
     empty = (slots == x.shape[0]).unsqueeze(-1)  # (t, T, 1)
     left = _gather(x, slots).masked_fill_(empty, 0)
-    right = left if y is None else _gather(y, slots).masked_fill_(empty, 0)
-    product = left.mT @ right
+    if y is None:
+        product = left.mT @ left
+    else:
+        product = left.mT @ _gather(y, slots).masked_fill_(empty, 0)
+        product = product + product.mT
     # 0 * x is NaN where x is NaN or infinite: then the whole tile is NaN, and so is its segment.
     poison = (0 * product.diagonal(dim1=-2, dim2=-1)).sum(-1)  # (t,)
     return product.div_((sizes + poison)[:, None, None])
 
 
-def _apply_tiles(matrices: Tensor, x: Tensor, slots: Tensor) -> Tensor:  # -> (t, T, C)
-    return _gather(x, slots) @ matrices.mT
+def _apply_tiles(matrices: Tensor, x: Tensor, slots: Tensor, sizes: Tensor) -> Tensor:  # -> (t, T, C)
+    return (_gather(x, slots) @ (matrices + matrices.mT)).div_(sizes[:, None, None])
 
 
-@_cross_kernel.register_fake
+@_pair_kernel.register_fake
 def _(x: Tensor, y: Tensor | None, slots: Tensor, owner: Tensor, sizes: Tensor) -> Tensor:
-    return x.new_empty(sizes.shape[0], x.shape[1], (x if y is None else y).shape[1])
+    return x.new_empty(sizes.shape[0], x.shape[1], x.shape[1])
 
 
 @_apply_kernel.register_fake
-def _(matrices: Tensor, x: Tensor, slots: Tensor, owner: Tensor, sizes: Tensor, symmetrize: bool) -> Tensor:
-    return x.new_empty(x.shape[0], matrices.shape[1])
+def _(matrices: Tensor, x: Tensor, slots: Tensor, owner: Tensor, sizes: Tensor) -> Tensor:
+    return x.new_empty(x.shape)
 
 
 def _one_by_one(kernel: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, int]]:
@@ -163,7 +164,7 @@ def _one_by_one(kernel: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, in
     return rule
 
 
-_cross_kernel.register_vmap(_one_by_one(_cross_kernel))
+_pair_kernel.register_vmap(_one_by_one(_pair_kernel))
 _apply_kernel.register_vmap(_one_by_one(_apply_kernel))
 
 
@@ -172,13 +173,13 @@ _apply_kernel.register_vmap(_one_by_one(_apply_kernel))
 
 
 class _Moment(torch.autograd.Function):
-    """cross(x, x), whose backward is one product instead of two."""
+    """M_s = mean of x_n x_n^T; x_bar_n = (M_bar_s + M_bar_s^T) x_n / N_s."""
 
     generate_vmap_rule = True
 
     @staticmethod
     def forward(x: Tensor, slots: Tensor, owner: Tensor, sizes: Tensor) -> Tensor:
-        return _cross_kernel(x, None, slots, owner, sizes)
+        return _pair_kernel(x, None, slots, owner, sizes)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -187,17 +188,38 @@ class _Moment(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, *plan = ctx.saved_tensors
-        return _Apply.apply(grad, x, *plan, True), None, None, None
+        return _Apply.apply(grad, x, *plan), None, None, None
 
 
-class _Cross(torch.autograd.Function):
-    """C_s = mean of x_n y_n^T; x_bar_n = C_bar_s y_n / N_s, y_bar_n = C_bar_s^T x_n / N_s."""
+class _Apply(torch.autograd.Function):
+    """z_n = (A_s + A_s^T) x_n / N_s; A_bar_s = mean of z_bar_n x_n^T + x_n z_bar_n^T, x_bar_n like z_n with z_bar_n."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(matrices: Tensor, x: Tensor, slots: Tensor, owner: Tensor, sizes: Tensor) -> Tensor:
+        return _apply_kernel(matrices, x, slots, owner, sizes)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        matrices, x, *plan = ctx.saved_tensors
+        matrices_bar = _Pair.apply(grad, x, *plan) if ctx.needs_input_grad[0] else None
+        x_bar = _Apply.apply(matrices, grad, *plan) if ctx.needs_input_grad[1] else None
+        return matrices_bar, x_bar, None, None, None
+
+
+class _Pair(torch.autograd.Function):
+    """P_s = mean of x_n y_n^T + y_n x_n^T; x_bar_n = (P_bar_s + P_bar_s^T) y_n / N_s, and y_bar_n likewise."""
 
     generate_vmap_rule = True
 
     @staticmethod
     def forward(x: Tensor, y: Tensor, slots: Tensor, owner: Tensor, sizes: Tensor) -> Tensor:
-        return _cross_kernel(x, y, slots, owner, sizes)
+        return _pair_kernel(x, y, slots, owner, sizes)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -206,32 +228,6 @@ class _Cross(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, y, *plan = ctx.saved_tensors
-        x_bar = _Apply.apply(grad, y, *plan, False) if ctx.needs_input_grad[0] else None
-        y_bar = _Apply.apply(grad.mT, x, *plan, False) if ctx.needs_input_grad[1] else None
+        x_bar = _Apply.apply(grad, y, *plan) if ctx.needs_input_grad[0] else None
+        y_bar = _Apply.apply(grad, x, *plan) if ctx.needs_input_grad[1] else None
         return x_bar, y_bar, None, None, None
-
-
-class _Apply(torch.autograd.Function):
-    """y_n = A_s x_n / N_s; A_bar_s = mean of y_bar_n x_n^T, x_bar_n = A_s^T y_bar_n / N_s."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(matrices: Tensor, x: Tensor, slots: Tensor, owner: Tensor, sizes: Tensor, symmetrize: bool) -> Tensor:
-        return _apply_kernel(matrices, x, slots, owner, sizes, symmetrize)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs[:-1])
-        ctx.symmetrize = inputs[-1]
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        matrices, x, *plan = ctx.saved_tensors
-        matrices_bar = x_bar = None
-        if ctx.needs_input_grad[0]:
-            matrices_bar = _Cross.apply(grad, x, *plan)
-            matrices_bar = matrices_bar + matrices_bar.mT if ctx.symmetrize else matrices_bar
-        if ctx.needs_input_grad[1]:
-            x_bar = _Apply.apply(matrices.mT, grad, *plan, ctx.symmetrize)
-        return matrices_bar, x_bar, None, None, None, None

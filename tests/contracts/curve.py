@@ -201,9 +201,11 @@ class CurveContract:
         nan = torch.full((20,), torch.nan, requires_grad=True)
         other = torch.full((20,), 0.5)
         for curve in (self.make(smooth), self.learnable(smooth)):
-            found = [curve.value(nan), curve.derivative(nan), curve.ratio(nan)]
-            found += [curve.divided_difference(nan, other), curve.divided_difference(other, nan)]
-            found += torch.autograd.grad(curve.value(nan).sum(), (nan, *curve.parameters()))
+            found = [curve.value(nan), curve.divided_difference(nan, other), curve.divided_difference(other, nan)]
+            by_p, *by_theta = torch.autograd.grad(curve.value(nan).sum(), (nan, *curve.parameters()))
+            found += by_theta
+            if curve.derivative(other)[0] != curve.derivative(other / 2)[0]:  # the slope of a line is known everywhere
+                found += [curve.derivative(nan), curve.ratio(nan), by_p]
             assert all(torch.isnan(x).all() for x in found)
 
     # Gradients.
@@ -355,7 +357,7 @@ class CurveContract:
         assert isinstance(power.exponent, int)
 
     def test_a_tensor_parameter_is_no_integer_power(self, theta: float) -> None:
-        assert self.make(torch.tensor(theta)).integer_power() is None
+        assert self.make(torch.tensor(float(theta))).integer_power() is None
 
     # Properties, of random points and parameters.
 
@@ -411,7 +413,9 @@ class CurveContract:
             st.builds(lambda k: min(10.0**k, top), st.floats(-30, 12)),
             st.sampled_from([0.0, 1.0, 1 - 2.0**-53]),
         )
-        signed = st.builds(lambda size, sign: sign * size, sizes, st.sampled_from([-1.0, 1.0])) if cls.is_odd() else sizes
+        signed = (
+            st.builds(lambda size, sign: sign * size, sizes, st.sampled_from([-1.0, 1.0])) if cls.is_odd() else sizes
+        )
         points = data.draw(st.lists(signed, min_size=count, max_size=count), label="points")
         return curve, torch.tensor(points, dtype=torch.float64).unsqueeze(1)
 
@@ -435,6 +439,8 @@ class CurveContract:
             grads = [torch.autograd.grad(curve.value(leaf).sum(), leaf)[0] for leaf in leaves]
             torch.testing.assert_close(grads[0], grads[1].to(half), rtol=0, atol=0)
 
+    # Dynamo itself makes an instance of a torch.autograd.Function, and torch warns that one should not.
+    @pytest.mark.filterwarnings("ignore:.*autograd.function.Function.* should not be instantiated:DeprecationWarning")
     @pytest.mark.usefixtures("fresh_dynamo")
     def test_compiles_without_a_graph_break(self) -> None:
         theta = self.trainable[0]

@@ -1,22 +1,72 @@
-from mpmath import exp, mpf, sqrt
+"""HDP: the battery, and that nothing leaks out of p <= 0."""
+
+from __future__ import annotations
+
+import torch
+from mpmath import exp, mpf
+
 import powerpool as pp
 from tests.contracts.curve import CurveContract
+
 
 class TestHDP(CurveContract):
     curve = pp.HDP
     parameters = (2**-18, 2**-7, 0.01, 0.5, 3)
+    trainable = (2**-7, 0.25, 3.0)
+    fit = (0.5, 0.1, 0.01)
+    parameter_range = (1e-6, 5.0)
+    requirement = "a finite t > 0"
     domain = (0.0, float("inf"))
-    exponential = ("value", "ratio", "derivative", "divided_difference", "parameter_derivative")
-    @staticmethod
-    def exponent(points, theta):
-        return theta/max(points) if max(points) > 0 else 0
+    bound = 1.0
+    trace_normalize = True
+    exponential = ("value", "derivative", "slope", "ratio", "divided_difference", "parameter_derivative")
 
-    @staticmethod
-    def value(p, theta):
-        return exp(-theta/p) if p > 0 else mpf(0)
-    @staticmethod
-    def derivative(p, theta):
-        return theta*exp(-theta/p)/p**2 if p > 0 else mpf(0)
-    @staticmethod
-    def parameter_derivative(p, theta):
-        return -exp(-theta/p)/p if p > 0 else mpf(0)
+    @classmethod
+    def value(cls, p, theta):
+        return exp(-theta / p) if p > 0 else mpf(0)
+
+    @classmethod
+    def derivative(cls, p, theta):
+        return theta * exp(-theta / p) / p**2 if p > 0 else mpf(0)
+
+    @classmethod
+    def parameter_derivative(cls, p, theta):
+        return -exp(-theta / p) / p if p > 0 else mpf(0)
+
+    @classmethod
+    def exponent(cls, points, theta):
+        return theta / max(points) if max(points) > 0 else mpf(0)
+
+    @classmethod
+    def steepest(cls, theta):
+        return [theta / 2]
+
+
+def test_is_zero_with_all_its_derivatives_at_and_below_zero():
+    p = torch.tensor([0.0, -1e-7, -1.0], requires_grad=True)
+    curve = pp.HDP(torch.nn.Parameter(torch.tensor(0.1)))
+    (grad,) = torch.autograd.grad(curve.value(p).sum(), p, create_graph=True)
+    (second,) = torch.autograd.grad(grad.sum(), p)
+    for found in (curve.value(p), curve.derivative(p), curve.ratio(p), grad, second):
+        assert (found == 0).all()
+
+
+def test_second_derivatives_stay_finite_where_the_curve_underflows():
+    """t/p^2 overflows in float32 long before p is subnormal: 0 * inf must not appear."""
+    p = torch.logspace(-44, 0, 200, requires_grad=True)
+    curve = pp.HDP(torch.nn.Parameter(torch.tensor(0.01)))
+    grads = torch.autograd.grad(curve.value(p).sum(), (p, curve.t), create_graph=True)
+    for grad in grads:
+        for second in torch.autograd.grad(grad.sum(), (p, curve.t), retain_graph=True):
+            assert torch.isfinite(second).all()
+
+
+def test_a_subnormal_exponential_does_not_spoil_a_normal_slope():
+    """e^-100 has five digits of two in float32, t e^(-t/p)/p^2 at p = t/100 = 1e-8 is 3.7e-34 and has all."""
+    p = torch.tensor(1e-8)
+    exact = mpf("1e-6") * exp(-mpf("1e-6") / mpf(p.item())) / mpf(p.item()) ** 2
+    torch.testing.assert_close(pp.HDP(1e-6).derivative(p).item(), float(exact), rtol=100 * 1.2e-7, atol=0)
+
+
+def test_default():
+    assert repr(pp.HDP()) == "HDP(t=0.01)"

@@ -1,18 +1,96 @@
-from mpmath import log, mpf
+"""MaxExp and SignedMaxExp: the battery, and how the second mirrors the first."""
+
+from __future__ import annotations
+
+import torch
+from mpmath import log, mpf, sign
+
 import powerpool as pp
+from powerpool.curves import IntegerPower
 from tests.contracts.curve import CurveContract
+
 
 class TestMaxExp(CurveContract):
     curve = pp.MaxExp
-    parameters = (1, 1.0078125, 1.3, 1.5, 2, 2.5, 20, 50, 50.25, 1000)
+    parameters = (1, 1.0078125, 1.5, 2, 2.5, 7.3, 20, 50, 50.25, 1000)
+    trainable = (1.5, 2.0, 2.5, 50.0)
+    fit = (10.0, 20.0, 300.0)
+    parameter_range = (1.0, 200.0)
+    refused = (0.999, 0, 0.5, -3)
+    requirement = "a finite eta >= 1"
     domain = (0.0, 1.0)
+    bound = 1.0
+    trace_normalize = True
 
-    @staticmethod
-    def value(p, theta):
-        return 1-(1-p)**theta
-    @staticmethod
-    def derivative(p, theta):
-        return theta*(1-p)**(theta-1)
-    @staticmethod
-    def parameter_derivative(p, theta):
-        return -(1-p)**theta * log(1-p) if p < 1 else mpf(0)
+    @classmethod
+    def value(cls, p, theta):
+        return 1 - (1 - p) ** theta
+
+    @classmethod
+    def derivative(cls, p, theta):
+        return theta * (1 - p) ** (theta - 1)
+
+    @classmethod
+    def parameter_derivative(cls, p, theta):
+        return -((1 - p) ** theta) * log(1 - p) if p < 1 else mpf(0)
+
+    @classmethod
+    def integer_power(cls, theta):
+        return IntegerPower(exponent=int(theta), complement=True) if theta in (1, 2, 20, 50, 1000) else None
+
+
+class TestSignedMaxExp(TestMaxExp):
+    curve = pp.SignedMaxExp
+    parameters = (1, 1.5, 2, 2.5, 7.3, 50)
+    domain = (-1.0, 1.0)
+
+    @classmethod
+    def value(cls, p, theta):
+        return (1 - max(mpf(0), -p)) ** theta - (1 - max(mpf(0), p)) ** theta
+
+    @classmethod
+    def derivative(cls, p, theta):
+        return theta * (1 - abs(p)) ** (theta - 1)
+
+    @classmethod
+    def parameter_derivative(cls, p, theta):
+        return -sign(p) * (1 - abs(p)) ** theta * log(1 - abs(p)) if abs(p) < 1 else mpf(0)
+
+    @classmethod
+    def integer_power(cls, theta):
+        return None
+
+    @classmethod
+    def has_kink(cls, p):
+        return p == 0
+
+
+def test_the_slope_of_signed_maxexp_learns_at_zero():
+    """d/d eta of g'(0) = eta is 1, by either order of differentiation; abs and copysign alone would say 0."""
+    p = torch.zeros(1, dtype=torch.float64, requires_grad=True)
+    curve = pp.SignedMaxExp(torch.nn.Parameter(torch.tensor([5.0], dtype=torch.float64)))
+    by_p, by_eta = torch.autograd.grad(curve.value(p), (p, curve.eta), create_graph=True)
+    assert torch.autograd.grad(by_p, curve.eta)[0].item() == 1
+    assert torch.autograd.grad(by_eta, p)[0].item() == 1
+
+
+def test_one_draw_is_the_identity():
+    p = torch.rand(100, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(pp.MaxExp(1).value(p), p)
+    torch.testing.assert_close(pp.SignedMaxExp(1).value(-p), -p)
+
+
+def test_a_positive_point_makes_no_difference():
+    p = torch.rand(100, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(pp.SignedMaxExp(20).value(p), pp.MaxExp(20).value(p), rtol=0, atol=0)
+
+
+def test_it_is_the_chance_of_a_hit_in_eta_draws():
+    draws = torch.rand(20_000, 6, generator=torch.Generator().manual_seed(0))
+    hits = (draws < 0.2).any(1).double().mean()
+    torch.testing.assert_close(pp.MaxExp(6).value(torch.tensor(0.2)).double(), hits, rtol=0, atol=0.01)
+
+
+def test_defaults():
+    assert repr(pp.MaxExp()) == "MaxExp(eta=50)"
+    assert repr(pp.SignedMaxExp()) == "SignedMaxExp(eta=50)"

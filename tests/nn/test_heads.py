@@ -54,8 +54,8 @@ def test_factored_head_is_the_dense_head_of_the_same_weights(curve: pp.Curve | N
     matrix = pp.second_order_pool(given, curve, solver="gram")
     factor = pp.gram_factor(given, curve)
     expected = torch.einsum("kij,...ij->...k", head.dense_weight(), matrix) + head.bias
-    torch.testing.assert_close(head(factor), expected, **tolerance(torch.float64, slack=10))
-    torch.testing.assert_close(dense(factor.dense()), expected, **tolerance(torch.float64, slack=10))
+    torch.testing.assert_close(head(factor), expected, **tolerance(torch.float64))
+    torch.testing.assert_close(dense(factor.dense()), expected, **tolerance(torch.float64))
 
 
 @pytest.mark.parametrize("curve", CURVES, ids=str)
@@ -69,7 +69,7 @@ def test_gradients_of_both_heads_agree(curve: pp.Curve | None) -> None:
     logits = pp.to_vector(matrix) @ pp.to_vector(dense_weight).mT + bias  # what DenseHead computes
     found = torch.autograd.grad((logits * weights).sum(), (second, head.weight, bias))
     for gradient, expected in zip((first.grad, head.weight.grad, head.bias.grad), found, strict=True):
-        torch.testing.assert_close(gradient, expected, **tolerance(torch.float64, slack=10))
+        torch.testing.assert_close(gradient, expected, **tolerance(torch.float64))
 
 
 def test_gradcheck_of_the_factored_head() -> None:
@@ -182,7 +182,7 @@ def test_factor_keeps_its_parts_and_its_matrix() -> None:
     torch.testing.assert_close(
         product,
         pp.second_order_pool(given, pp.MaxExp(7), beta=0.5, solver="eigen"),
-        **tolerance(torch.float64, slack=10),
+        **tolerance(torch.float64),
     )
 
 

@@ -88,7 +88,7 @@ def test_reduction_is_a_rectified_convolution_for_any_leading_dimensions(leading
     result = pool(given)
     assert pool.size == 3 + 4
     assert result.shape == (*leading, pool.out_features) == (*leading, 28)
-    torch.testing.assert_close(result, expected, **tolerance(torch.float64, slack=100))
+    torch.testing.assert_close(result, expected, **tolerance(torch.float64))
 
 
 def test_reduction_trains_and_is_saved() -> None:
@@ -152,7 +152,7 @@ def test_factor_of_a_map_is_that_of_the_pool(curve: pp.Curve | None) -> None:
     pool = pp.nn.SecondOrderPool2d(CHANNELS, curve, solver="gram", **options)
     assert factor.size == CHANNELS + 4
     torch.testing.assert_close(
-        pp.to_vector(factor(maps(2, 3)).dense()), pool(maps(2, 3)), **tolerance(torch.float64, slack=10)
+        pp.to_vector(factor(maps(2, 3)).dense()), pool(maps(2, 3)), **tolerance(torch.float64)
     )
 
 

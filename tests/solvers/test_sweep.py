@@ -11,7 +11,7 @@ from torch import Tensor
 
 import powerpool as pp
 from tests.cases import CURVES, CurveCase, exact_solvers
-from tests.contracts.solver import check_gradient
+from tests.contracts.solver import check_gradient, round_off
 
 SIZES = (1, 2, 3, 5, 8, 12)
 PER_KIND = 130
@@ -99,9 +99,9 @@ KINDS: dict[str, Maker] = {
 }  # fmt: skip
 
 
-def nasty(size: int) -> Tensor:  # shape: (kinds * PER_KIND, C, C)
+def nasty(size: int, seed: int = 0) -> Tensor:  # shape: (kinds * PER_KIND, C, C)
     """Float32 matrices of every kind, the same on every run."""
-    generator = torch.Generator().manual_seed(size)
+    generator = torch.Generator().manual_seed(1000 * seed + size)
     matrices = torch.cat([maker(size, generator).expand(PER_KIND, size, size) for maker in KINDS.values()])
     return ((matrices + matrices.mT) / 2).float()
 
@@ -112,6 +112,13 @@ def _representable(matrices: Tensor, case: CurveCase, squared: bool = False) -> 
         return matrices
     largest = matrices.double().abs().amax((-2, -1)) * matrices.shape[-1]
     return matrices[(largest**2 if squared else largest) < 1e12]
+
+
+def _borders_on_null(matrix: Tensor) -> bool:
+    """Whether an eigenvalue is so near to what counts as 0 that round-off decides on which side it is."""
+    values = torch.linalg.eigvalsh(matrix.double())
+    ratio = values / (values.abs().max() * round_off(matrix, matrix.dtype)).clamp(min=1e-300)
+    return bool(((ratio > 1 / 16) & (ratio < 16)).any())
 
 
 def _grad_like(matrices: Tensor) -> Tensor:
@@ -125,6 +132,29 @@ WITH_SOLVER = [
 
 def test_there_are_ten_thousand() -> None:
     assert sum(len(nasty(size)) for size in SIZES) >= 10_000
+
+
+@pytest.mark.stress
+@pytest.mark.parametrize("case, solver", WITH_SOLVER)
+def test_gradients_are_finite_and_right_for_new_seeds(case: CurveCase, solver: str) -> None:
+    """Two hundred thousand other matrices are finite, and hundreds of them right."""
+    for seed in range(1, 21):
+        for size in SIZES:
+            leaf = _representable(nasty(size, seed), case).requires_grad_()
+            (grad,) = torch.autograd.grad(pp.spectral(leaf, case.make(), solver), leaf, _grad_like(leaf))
+            assert torch.isfinite(grad).all()
+            if size <= 8:
+                for matrix in leaf.detach()[:: len(leaf) // 5]:
+                    if case.reference.infinite_slope and _borders_on_null(matrix):
+                        continue
+                    check_gradient(
+                        lambda m: pp.spectral(m, case.make(), solver),
+                        matrix.double(),
+                        matrix,
+                        case.reference,
+                        seed=seed,
+                        by_products=solver == "squaring",
+                    )
 
 
 @pytest.mark.parametrize("case, solver", WITH_SOLVER)
@@ -187,6 +217,37 @@ def test_gradients_match_the_reference(case: CurveCase, solver: str) -> None:
             seed=number,
             by_products=solver == "squaring",
         )
+
+
+def test_lapack_failures_get_a_second_try() -> None:
+    """Constant float32 matrices, some of which eigh answers with NaN vectors on some machines."""
+    generator = torch.Generator().manual_seed(0)
+    leaf = (torch.rand(3000, 1, 1, generator=generator) * torch.ones(12, 12)).requires_grad_()
+    value = pp.spectral(leaf, pp.Gamma(1), "eigen")
+    torch.testing.assert_close(value, leaf, rtol=1e-4, atol=1e-5)
+    (grad,) = torch.autograd.grad(value, leaf, torch.ones_like(value))
+    torch.testing.assert_close(grad, torch.ones_like(grad), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("failure", ["nan", "raise"])
+def test_second_try_mends_only_what_failed(failure: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same, on a machine whose LAPACK never fails: the first call is made to."""
+    genuine, calls = torch.linalg.eigh, []
+
+    def failing(matrix: Tensor) -> tuple[Tensor, Tensor]:
+        calls.append(len(matrix))
+        values, vectors = genuine(matrix)
+        if len(calls) == 1:
+            if failure == "raise":
+                raise torch.linalg.LinAlgError("linalg.eigh: the algorithm failed to converge")
+            vectors[2] = torch.nan
+        return values, vectors
+
+    matrices = nasty(5)[:4]
+    expected = pp.spectral(matrices, pp.HDP(0.1), "eigen")
+    monkeypatch.setattr(torch.linalg, "eigh", failing)
+    torch.testing.assert_close(pp.spectral(matrices, pp.HDP(0.1), "eigen"), expected, rtol=1e-4, atol=1e-5)
+    assert calls == ([4, 1] if failure == "nan" else [4, 4])
 
 
 def test_nothing_is_swept_under_nan_to_num() -> None:

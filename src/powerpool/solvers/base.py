@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from powerpool.checks import ArgumentError, NotPositiveError, PowerPoolError
+from powerpool.checks import ArgumentError, NotPositiveError, PowerPoolError, has_values
 from powerpool.curves.base import Curve, Parameter
 
 ROUND_OFF = 1e-5
@@ -51,6 +51,30 @@ class Solver(ABC):
     def apply(self, matrix: Tensor, curve: Curve, check: bool) -> Tensor:  # shape: (*, C, C) -> (*, C, C)
         """The curve of the spectrum of ``matrix``: exactly symmetric, float32 or float64, already divided by its trace
         where the curve asks for that. ``check`` says whether values may be read."""
+
+
+def eigh(matrix: Tensor) -> tuple[Tensor, Tensor]:  # shape: (*, C, C) -> (*, C), (*, C, C)
+    """Eigenvalues and vectors, with a second try where LAPACK fails.
+
+    In float32, matrices of very low rank sometimes come back with NaN vectors (one in a thousand constant 12 x 12
+    matrices, with MKL) or raise. In float64 and at another scale the same matrices pass. While tracing there are no
+    values to look at, and no second try.
+    """
+    try:
+        values, vectors = torch.linalg.eigh(matrix)
+    except torch.linalg.LinAlgError:  # type: ignore[attr-defined]  # public, but missing from the stubs
+        return _eigh_again(matrix)
+    if has_values(matrix):  # reading one does not slow CUDA down: eigh has synchronised already
+        failed = torch.isnan(vectors).flatten(-2).any(-1)
+        if bool(failed.any()):
+            values[failed], vectors[failed] = _eigh_again(matrix[failed])
+    return values, vectors
+
+
+def _eigh_again(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    scale = 0.7
+    values, vectors = torch.linalg.eigh(scale * matrix.double())
+    return (values / scale).to(matrix.dtype), vectors.to(matrix.dtype)
 
 
 def from_eigen(vectors: Tensor, values: Tensor) -> Tensor:  # shape: (*, C, C), (*, C) -> (*, C, C)

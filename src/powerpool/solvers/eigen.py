@@ -13,6 +13,7 @@ from powerpool.precision import without_autocast
 from powerpool.products import symmetrize
 from powerpool.solvers.base import (
     Solver,
+    eigh,
     from_eigen,
     into_domain,
     once_only,
@@ -50,7 +51,7 @@ class _SpectralValue(torch.autograd.Function):
 
     @staticmethod
     def forward(matrix: Tensor, theta: Parameter, curve: Curve) -> tuple[Tensor, Tensor, Tensor]:
-        eigenvalues, vectors = torch.linalg.eigh(matrix)
+        eigenvalues, vectors = eigh(matrix)
         return from_eigen(vectors, curve._value(into_domain(eigenvalues, curve), theta)), eigenvalues, vectors
 
     @staticmethod

@@ -13,7 +13,7 @@ from powerpool.curves._forms import safe_divide
 from powerpool.curves.base import Curve, IntegerPower, Parameter
 from powerpool.precision import without_autocast
 from powerpool.products import sandwich, self_product, symmetrize
-from powerpool.solvers.base import Solver, from_eigen, into_domain, once_only, one_parameter
+from powerpool.solvers.base import Solver, eigh, from_eigen, into_domain, once_only, one_parameter
 from powerpool.solvers.squaring import integer_power
 
 
@@ -164,7 +164,7 @@ class _SpectralRatio(torch.autograd.Function):
 
     @staticmethod
     def forward(gram: Tensor, theta: Parameter, curve: Curve) -> tuple[Tensor, Tensor, Tensor]:
-        eigenvalues, vectors = torch.linalg.eigh(gram)
+        eigenvalues, vectors = eigh(gram)
         return from_eigen(vectors, curve._ratio(into_domain(eigenvalues, curve), theta)), eigenvalues, vectors
 
     @staticmethod

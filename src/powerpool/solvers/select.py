@@ -39,8 +39,9 @@ def select_solver(
     ====  ==========================================================  =============
 
     Only exact solvers are chosen. ``locations`` is ``None`` where only a matrix is at hand. Row 2 holds on every
-    device and dtype: products beat eigenvalues on the CPU from small sizes on, and by more on CUDA, where ``eigh`` is
-    slow; ``dtype`` and ``device`` are there so that the table may grow rows that depend on them.
+    device and dtype: on the CPU products take 0.4 to 1 times the time of eigenvalues for 32 to 512 channels (forward
+    and backward, eta = 50), and on CUDA batched ``eigh`` is the slow one. ``dtype`` and ``device`` are there so that
+    the table can grow rows that depend on them.
 
     Example:
         >>> import powerpool as pp
