@@ -309,7 +309,9 @@ def test_entries_beyond_the_trace_element_by_element() -> None:
 def test_pooled_features_outside_the_domain() -> None:
     given = torch.tensor([[1.0, 3.0], [-4.0, -2.0]])
     advice = "Take SigmE or AsinhE, or bring the features into the domain"
-    _refused(lambda: pp.first_order_pool(given, pp.MaxExp(5)), r"pooled over locations in \[0, 1\] .got -3 to 2", advice)
+    _refused(
+        lambda: pp.first_order_pool(given, pp.MaxExp(5)), r"pooled over locations in \[0, 1\] .got -3 to 2", advice
+    )
     _refused(lambda: pp.first_order_pool(given, pp.Gamma(0.5)), r"in \[0, inf\] .got -3 to 2", "AsinhE")
     torch.testing.assert_close(pp.first_order_pool(given, pp.AsinhE(2.0)), torch.tensor([4.0, -6.0]).asinh())
 
@@ -497,9 +499,7 @@ def _spoil(batch: Tensor, bad: float, symmetric: bool) -> Tensor:
     ],
 )
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
-def test_not_finite_gives_nan_for_its_own_matrix_alone(
-    call: Call, given: Tensor, symmetric: bool, bad: float
-) -> None:
+def test_not_finite_gives_nan_for_its_own_matrix_alone(call: Call, given: Tensor, symmetric: bool, bad: float) -> None:
     leaves = [leaf.requires_grad_() for leaf in (given.clone(), _spoil(given, bad, symmetric))]
     results = []
     for leaf in leaves:

@@ -75,7 +75,9 @@ def test_elementwise_gradient_at_the_edge(case: CurveCase, name: str) -> None:
     assert torch.isfinite(gradient).all()
 
     def loss(step: mpf) -> mpf:
-        matrix = [[mpf(float(moment[i, j])) + step * mpf(float(direction[i, j])) for j in range(size)] for i in range(size)]
+        matrix = [
+            [mpf(float(moment[i, j])) + step * mpf(float(direction[i, j])) for j in range(size)] for i in range(size)
+        ]
         trace = sum(matrix[i][i] for i in range(size)) + mpf(EPS)
         scale = trace if case.reference.trace_normalize else mpf(1)
         shift = mpf(EPS) if case.name.startswith("gamma") else mpf(0)
@@ -323,18 +325,24 @@ def test_layout_does_not_matter(path: dict[str, Any]) -> None:
     ):
         assert not other.is_contiguous()
         result = pp.second_order_pool(other, **path)
-        torch.testing.assert_close(result[:2], expected[[0, 0]] if len(other) == 3 else expected, **tolerance(torch.float64))
+        torch.testing.assert_close(
+            result[:2], expected[[0, 0]] if len(other) == 3 else expected, **tolerance(torch.float64)
+        )
 
 
 def test_result_is_symmetric() -> None:
     for path in PATHS.values():
-        result = pp.second_order_pool(_rand(3, 6, 4), beta=0.5, trace_power=0.5, slope=0.1, **path) if (
-            path.get("mode") != "elementwise"
-        ) else pp.second_order_pool(_rand(3, 6, 4), **path)
+        result = (
+            pp.second_order_pool(_rand(3, 6, 4), beta=0.5, trace_power=0.5, slope=0.1, **path)
+            if (path.get("mode") != "elementwise")
+            else pp.second_order_pool(_rand(3, 6, 4), **path)
+        )
         torch.testing.assert_close(result, result.mT, **tolerance(torch.float64))
 
 
-@pytest.mark.parametrize("path", [PATHS[name] for name in ("plain", "elementwise", "squaring", "newton_schulz", "gram")])
+@pytest.mark.parametrize(
+    "path", [PATHS[name] for name in ("plain", "elementwise", "squaring", "newton_schulz", "gram")]
+)
 def test_second_derivatives_are_right(path: dict[str, Any]) -> None:
     leaf = _rand(3, 4).requires_grad_()
     assert gradgradcheck(lambda f: pp.second_order_pool(f, trace_power=0.5, slope=0.1, **path), (leaf,))
@@ -345,7 +353,7 @@ def test_second_derivatives_that_do_not_exist_are_refused(path: dict[str, Any]) 
     leaf = _rand(3, 4).requires_grad_()
     result = pp.second_order_pool(leaf, **path).square().sum()
     (gradient,) = torch.autograd.grad(result, leaf, create_graph=True)
-    with pytest.raises(DoubleBackwardError, match="Second derivatives .*'squaring' or 'gram'.*mode='elementwise'"):
+    with pytest.raises(DoubleBackwardError, match=r"Second derivatives .*'squaring' or 'gram'.*mode='elementwise'"):
         gradient.sum().backward()
 
 

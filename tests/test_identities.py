@@ -90,7 +90,9 @@ def test_elementwise_is_spectral_on_a_diagonal_matrix(curve: pp.Curve) -> None:
     for solver in ("eigen", "squaring") if curve.integer_power() else ("eigen",):
         result = pp.spectral(diagonal, curve, solver, eps=0.0)
         torch.testing.assert_close(result, expected, **tolerance(torch.float64))
-    assert (pp.elementwise(diagonal + 0.1, curve, eps=0.0) - pp.spectral(diagonal + 0.1, curve, eps=0.0)).abs().max() > 0
+    assert (
+        pp.elementwise(diagonal + 0.1, curve, eps=0.0) - pp.spectral(diagonal + 0.1, curve, eps=0.0)
+    ).abs().max() > 0
 
 
 @every_curve
@@ -128,9 +130,7 @@ def test_rotated_matrix_rotates_the_spectral_result_and_not_the_elementwise_one(
     moment, rotation = _positive(2), _orthogonal(5)
     turned = rotation @ moment @ rotation.mT
     result = pp.spectral(turned, curve)
-    torch.testing.assert_close(
-        result, rotation @ pp.spectral(moment, curve) @ rotation.mT, **tolerance(torch.float64)
-    )
+    torch.testing.assert_close(result, rotation @ pp.spectral(moment, curve) @ rotation.mT, **tolerance(torch.float64))
     positive = turned.abs()
     assert (pp.elementwise(positive, curve) - pp.spectral(turned, curve)).abs().max() > 1e-3
 
@@ -167,9 +167,9 @@ def test_dot_products_survive_vectorisation(size: int, seed: int) -> None:
 def test_proposition_1(shape: tuple[int, int], other: int, seed: int) -> None:
     """The mean of squared inner products of two sets is the dot product of their vectorised moments."""
     first, second = _randn(*shape, seed=seed), _randn(shape[0], other, seed=seed + 1)
-    kernel = sum(
-        torch.dot(first[:, n], second[:, m]) ** 2 for n in range(shape[1]) for m in range(other)
-    ) / (shape[1] * other)
+    kernel = sum(torch.dot(first[:, n], second[:, m]) ** 2 for n in range(shape[1]) for m in range(other)) / (
+        shape[1] * other
+    )
     vectors = [pp.to_vector(pp.autocorrelation(features)) for features in (first, second)]
     torch.testing.assert_close(torch.dot(*vectors), kernel, **tolerance(torch.float64))
 

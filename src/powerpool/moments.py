@@ -74,8 +74,10 @@ def autocorrelation(
     with without_autocast(features):
         computed = at_least_float32(features)
         total = self_product(center(computed, beta, mask))  # (*, C, C)
-        # 0 * x is NaN where x is NaN or infinite: then the whole matrix is NaN, and so is its gradient.
-        poison = (0 * total.detach().diagonal(dim1=-2, dim2=-1)).sum(-1)  # (*,)
+        # x - x is NaN where x is NaN or infinite: then the whole matrix is NaN, and so is its gradient. Inductor would
+        # fold 0 * x to 0.
+        energy = total.detach().diagonal(dim1=-2, dim2=-1)  # (*, C)
+        poison = (energy - energy).sum(-1)  # (*,)
         matrix = total / (count(computed, mask) + poison)[..., None, None]
     return matrix.to(features.dtype)
 
@@ -202,7 +204,8 @@ def _kept(features: Tensor, mask: Tensor | None) -> Tensor:
 def _segment_means(rows: Tensor, index: Tensor, num_segments: int) -> Tensor:
     totals = rows.new_zeros(num_segments, rows.shape[1]).index_add(0, index, rows)  # (S, C)
     sizes = rows.new_zeros(num_segments).index_add(0, index, rows.new_ones(index.shape))  # (S,)
-    return totals / (sizes.clamp(min=1).unsqueeze(-1) + 0 * totals.detach())  # infinity becomes NaN
+    poison = totals.detach() - totals.detach()  # NaN where a total is NaN or infinite
+    return totals / (sizes.clamp(min=1).unsqueeze(-1) + poison)
 
 
 def _validate_segments(features: Tensor, index: Tensor, num_segments: int | None, check: bool | None) -> int:

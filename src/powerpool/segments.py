@@ -108,14 +108,13 @@ def _apply_kernel(matrices: Tensor, x: Tensor, slots: Tensor, owner: Tensor, siz
         for chunk, segments in _chunks(slots, owner, x, matrices):
             result = _apply_tiles(matrices.index_select(0, segments), x, chunk, sizes.index_select(0, segments))
             out.index_copy_(0, chunk.flatten(), result.flatten(0, 1))
-            del result  # the next chunk needs the memory
     return out[:-1]
 
 
 def _chunks(slots: Tensor, owner: Tensor, rows: Tensor, matrices: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Pieces of the plan whose tiles take at most ``_CHUNK`` elements, and at most half of rows and matrices."""
+    """Pieces of the plan whose tiles take at most ``_CHUNK`` elements, and no more than rows and matrices."""
     per_tile = (2 * slots.shape[1] + rows.shape[1]) * rows.shape[1]
-    step = max(1, min(_CHUNK, (rows.numel() + matrices.numel()) // 2) // per_tile)
+    step = max(1, min(_CHUNK, rows.numel() + matrices.numel()) // per_tile)
     return zip(slots.split(step), owner.split(step), strict=True)
 
 
@@ -132,8 +131,9 @@ def _pair_tiles(x: Tensor, y: Tensor | None, slots: Tensor, sizes: Tensor) -> Te
     else:
         product = left.mT @ _gather(y, slots).masked_fill_(empty, 0)
         product = product + product.mT
-    # 0 * x is NaN where x is NaN or infinite: then the whole tile is NaN, and so is its segment.
-    poison = (0 * product.diagonal(dim1=-2, dim2=-1)).sum(-1)  # (t,)
+    # x - x is NaN where x is NaN or infinite: then the whole tile is NaN, and so is its segment.
+    energy = product.diagonal(dim1=-2, dim2=-1)  # (t, C)
+    poison = (energy - energy).sum(-1)  # (t,)
     return product.div_((sizes + poison)[:, None, None])
 
 

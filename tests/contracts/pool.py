@@ -224,7 +224,7 @@ def check_wrong_dtype_is_refused(case: PoolCase) -> None:
 
 
 def check_empty_map_is_refused(case: PoolCase) -> None:
-    with pytest.raises(ValueError, match="at least one|>= 1"):
+    with pytest.raises(ValueError, match=r"at least one|>= 1"):
         case.make()(torch.rand(2, CHANNELS, 0, WIDTH))
 
 

@@ -55,6 +55,16 @@ def test_an_infinite_slope_is_stated_but_never_backpropagated(gamma):
     assert (curve.divided_difference(zero, zero) == 0).all()
 
 
+@pytest.mark.parametrize("gamma", [0.5, 1.5])
+def test_an_infinite_second_derivative_is_never_backpropagated(gamma):
+    """A penalty on the gradient meets 0 * inf at an exactly zero entry, unless infinity is 0 by convention."""
+    p = torch.tensor([0.0, 0.25], dtype=torch.float64, requires_grad=True)
+    (grad,) = torch.autograd.grad(pp.Gamma(gamma).value(p).sum(), p, create_graph=True)
+    (second,) = torch.autograd.grad(grad.square().sum(), p)
+    expected = 2 * gamma**2 * (gamma - 1) * 0.25 ** (2 * gamma - 3)
+    torch.testing.assert_close(second, torch.tensor([0.0, expected], dtype=torch.float64))
+
+
 def test_a_small_gamma_keeps_the_digits_of_a_far_pair():
     """1 - low/high rounds to 1 in float32 where (low/high)^0.1 is still 0.01: the difference quotient is 0.99."""
     far = pp.Gamma(0.1).divided_difference(torch.tensor(1.0), torch.tensor(1e-20))

@@ -151,9 +151,7 @@ def test_factor_of_a_map_is_that_of_the_pool(curve: pp.Curve | None) -> None:
     factor = pp.nn.SecondOrderFactor2d(CHANNELS, curve, **options)
     pool = pp.nn.SecondOrderPool2d(CHANNELS, curve, solver="gram", **options)
     assert factor.size == CHANNELS + 4
-    torch.testing.assert_close(
-        pp.to_vector(factor(maps(2, 3)).dense()), pool(maps(2, 3)), **tolerance(torch.float64)
-    )
+    torch.testing.assert_close(pp.to_vector(factor(maps(2, 3)).dense()), pool(maps(2, 3)), **tolerance(torch.float64))
 
 
 @pytest.mark.parametrize(

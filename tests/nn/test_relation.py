@@ -142,9 +142,7 @@ def test_not_finite_stays_in_its_own_episode(mode: str, curve: pp.Curve | None, 
     assert result[0, 0].isnan().all()
     assert result[2, 1].isnan().all()
     for episode, channel in [(0, 1), (1, 0), (1, 1), (2, 0)]:
-        torch.testing.assert_close(
-            result[episode, channel], expected[episode, channel], **tolerance(torch.float64)
-        )
+        torch.testing.assert_close(result[episode, channel], expected[episode, channel], **tolerance(torch.float64))
 
 
 def test_learnable_parameter_is_registered_and_receives_its_gradient() -> None:
@@ -176,7 +174,11 @@ def test_descriptor_can_be_copied_and_shows_itself() -> None:
 @pytest.mark.parametrize(
     "call, error, message",
     [
-        (lambda: pp.nn.RelationDescriptor("sigme", variant="inner"), ValueError, "'inner'.*'outer', 'outer\\+L', 'outer"),
+        (
+            lambda: pp.nn.RelationDescriptor("sigme", variant="inner"),
+            ValueError,
+            "'inner'.*'outer', 'outer\\+L', 'outer",
+        ),
         (lambda: pp.nn.RelationDescriptor("sigme", "spatial"), ValueError, "'spatial'.*'elementwise', 'spectral'"),
         (lambda: pp.nn.RelationDescriptor("sigmoid"), ValueError, "'sigmoid'.*'sigme'"),
         (lambda: pp.nn.RelationDescriptor("sigme", solver="svd"), ValueError, "'svd'.*'eigen'"),

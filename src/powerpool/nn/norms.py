@@ -49,8 +49,8 @@ class SpectralPowerNorm(nn.Module):
     Example:
         >>> import torch, powerpool as pp
         >>> pp.nn.SpectralPowerNorm(pp.Gamma(gamma=0.5), solver="newton_schulz")(4 * torch.eye(2))
-        tensor([[2., 0.],
-                [0., 2.]])
+        tensor([[2.0000, 0.0000],
+                [0.0000, 2.0000]])
     """
 
     def __init__(

@@ -61,7 +61,9 @@ def integer_power(matrix: Tensor, power: IntegerPower) -> Tensor:  # shape: (*, 
     """The power of a symmetric matrix, differentiable twice."""
     size = matrix.shape[-1]
     flat = matrix.reshape(-1, size, size)
-    result = _ChainPower.apply(flat, power.exponent, power.complement)[0].reshape(matrix.shape)
+    # Dynamo warns of a cache that it cannot see through; the search itself it traces.
+    steps = _search(power.exponent, {}) if torch.compiler.is_compiling() else chain(power.exponent)
+    result = _ChainPower.apply(flat, steps, power.complement)[0].reshape(matrix.shape)
     return result if power.scale == 1 else power.scale * result
 
 
@@ -81,12 +83,18 @@ def chain(exponent: int) -> tuple[int, ...]:
         >>> chain(50), products(50)
         ((2, 5, 5), (7, 7))
     """
+    return _search(exponent, {})
+
+
+def _search(exponent: int, known: dict[int, tuple[int, ...]]) -> tuple[int, ...]:
     if exponent == 1:
         return ()
-    options = [(factor, *chain(exponent // factor)) for factor in _FACTOR_COST if exponent % factor == 0]
-    if exponent % 2 == 1:
-        options.append((1, *chain(exponent - 1)))
-    return min(options, key=lambda steps: sum(_cost(steps)))
+    if exponent not in known:
+        options = [(factor, *_search(exponent // factor, known)) for factor in _FACTOR_COST if exponent % factor == 0]
+        if exponent % 2 == 1:
+            options.append((1, *_search(exponent - 1, known)))
+        known[exponent] = min(options, key=lambda steps: sum(_cost(steps)))
+    return known[exponent]
 
 
 def products(exponent: int) -> tuple[int, int]:
@@ -103,13 +111,13 @@ class _ChainPower(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(matrix: Tensor, exponent: int, complement: bool) -> tuple[Tensor, ...]:
-        result, kept = _forward(matrix, chain(exponent), complement)
+    def forward(matrix: Tensor, steps: tuple[int, ...], complement: bool) -> tuple[Tensor, ...]:
+        result, kept = _forward(matrix, steps, complement)
         return result, *kept
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, int, bool], output: tuple[Tensor, ...]) -> None:
-        matrix, ctx.exponent, ctx.complement = inputs
+    def setup_context(ctx: Any, inputs: tuple[Tensor, tuple[int, ...], bool], output: tuple[Tensor, ...]) -> None:
+        matrix, ctx.steps, ctx.complement = inputs
         kept = output[1:]
         ctx.mark_non_differentiable(*kept)
         ctx.set_materialize_grads(False)
@@ -120,12 +128,11 @@ class _ChainPower(torch.autograd.Function):
         if grad is None:
             return None, None, None
         matrix, *kept = ctx.saved_tensors
-        steps = chain(ctx.exponent)
         with without_autocast(matrix):
             if torch.is_grad_enabled():
                 # Second derivatives: the kept powers are constants to autograd, so they are built again from the input.
-                kept = _forward(matrix, steps, ctx.complement)[1]
-            return _backward(matrix, symmetrize(grad), steps, list(kept), ctx.complement), None, None
+                kept = _forward(matrix, ctx.steps, ctx.complement)[1]
+            return _backward(matrix, symmetrize(grad), ctx.steps, list(kept), ctx.complement), None, None
 
 
 def _forward(base: Tensor, steps: tuple[int, ...], complement: bool) -> tuple[Tensor, list[Tensor]]:
