@@ -80,6 +80,15 @@ def has_values(tensor: Tensor) -> bool:
     return not (traced or tensor.is_meta or isinstance(tensor, FakeTensor))
 
 
+def zero_or_nan(tensor: Tensor) -> Tensor:
+    """0 where the tensor is finite, NaN where it is not: added to a result, it marks what bad input made of it.
+
+    x - x, because 0 * x does not survive: Inductor folds it to 0.
+    """
+    values = tensor.detach()
+    return values - values
+
+
 def require_floating(tensor: Tensor, name: str) -> None:
     """Refuse everything but a real floating-point tensor."""
     if not isinstance(tensor, Tensor):
@@ -128,7 +137,7 @@ def require_mask(mask: Tensor, features: Tensor, check: bool | None = None) -> N
         raise DTypeError(f"mask must be a boolean tensor, True where a location counts (got {given}). Use mask.bool().")
     expected = (*features.shape[:-2], features.shape[-1])
     try:
-        fits = torch.broadcast_shapes(mask.shape, expected) == expected
+        fits = mask.ndim > 0 and torch.broadcast_shapes(mask.shape, expected) == expected
     except RuntimeError:
         fits = False
     if not fits:

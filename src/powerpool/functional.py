@@ -36,6 +36,7 @@ from powerpool.checks import (
     require_mask,
     require_square,
     values_are_checked,
+    zero_or_nan,
 )
 from powerpool.coordinates import append_coordinates
 from powerpool.curves import Curve
@@ -125,7 +126,7 @@ def spectral(
         # eigh raises on NaN, for the whole batch; this way the bad matrices alone become NaN.
         bad = _nan_where_not_finite(moment)
         if curve.trace_normalize:
-            bad = bad + 0 * _expand(_scale(_trace(moment.detach()), eps), 2)
+            bad = bad + _expand(zero_or_nan(_scale(_trace(moment), eps)), 2)
         return (_spectral(torch.where(bad == 0, moment, 0.0), curve, chosen, False, residual) + bad).to(matrix.dtype)
 
 
@@ -163,7 +164,7 @@ def first_order_pool(
     else:
         pooled = (values if mask is None else torch.where(mask.unsqueeze(-2), values, -torch.inf)).amax(-1)
     # NaN where a channel has NaN or infinity (max passes over -inf, so the mean alone would show it) or no location.
-    bad = 0 * pooled.detach() + (0 * values.detach()).sum(-1)
+    bad = zero_or_nan(pooled) + zero_or_nan(values).sum(-1)
     if curve is not None:
         pooled = curve.value(_inside_domain(pooled, curve, values, "features") if checked else pooled)
     return (pooled if checked else pooled + bad).to(features.dtype)
@@ -305,7 +306,7 @@ def _prepare(
     number = count(values, mask)
     if checked:
         return _Sets(values, number, True, energy.new_zeros(()))
-    bad = 0 * energy
+    bad = zero_or_nan(energy)
     if isinstance(number, Tensor):
         bad = bad + _expand(0 / number, 2)  # NaN for an empty set
         number = number.clamp(min=1)
@@ -405,8 +406,8 @@ def _expand(per_set: int | Tensor, dims: int) -> int | Tensor:
 
 
 def _nan_where_not_finite(values: Tensor) -> Tensor:  # shape: (*, A, B) -> (*, 1, 1)
-    """NaN for a matrix that contains NaN or infinity, else 0. 0 * x is exact and never overflows; a sum of x could."""
-    return (values.detach() * 0).sum((-2, -1), keepdim=True)
+    """NaN for a matrix that contains NaN or infinity, else 0."""
+    return zero_or_nan(values).sum((-2, -1), keepdim=True)
 
 
 def _inside_domain(p: Tensor, curve: Curve, given: Tensor, what: str) -> Tensor:

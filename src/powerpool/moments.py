@@ -21,6 +21,7 @@ from powerpool.checks import (
     require_floating,
     require_mask,
     values_are_checked,
+    zero_or_nan,
 )
 from powerpool.precision import at_least_float32, without_autocast
 from powerpool.products import self_product
@@ -74,10 +75,8 @@ def autocorrelation(
     with without_autocast(features):
         computed = at_least_float32(features)
         total = self_product(center(computed, beta, mask))  # (*, C, C)
-        # x - x is NaN where x is NaN or infinite: then the whole matrix is NaN, and so is its gradient. Inductor would
-        # fold 0 * x to 0.
-        energy = total.detach().diagonal(dim1=-2, dim2=-1)  # (*, C)
-        poison = (energy - energy).sum(-1)  # (*,)
+        # A NaN divisor makes the whole matrix NaN, and so its gradient.
+        poison = zero_or_nan(total.diagonal(dim1=-2, dim2=-1)).sum(-1)  # (*,)
         matrix = total / (count(computed, mask) + poison)[..., None, None]
     return matrix.to(features.dtype)
 
@@ -204,7 +203,7 @@ def _kept(features: Tensor, mask: Tensor | None) -> Tensor:
 def _segment_means(rows: Tensor, index: Tensor, num_segments: int) -> Tensor:
     totals = rows.new_zeros(num_segments, rows.shape[1]).index_add(0, index, rows)  # (S, C)
     sizes = rows.new_zeros(num_segments).index_add(0, index, rows.new_ones(index.shape))  # (S,)
-    poison = totals.detach() - totals.detach()  # NaN where a total is NaN or infinite
+    poison = zero_or_nan(totals)
     return totals / (sizes.clamp(min=1).unsqueeze(-1) + poison)
 
 

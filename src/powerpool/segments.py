@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from powerpool.checks import values_are_checked
+from powerpool.checks import values_are_checked, zero_or_nan
 from powerpool.precision import without_autocast
 
 # Elements that a kernel works on at a time. 4 MB of float32 stay in cache: the products of REDDIT-BINARY (859,254 x 32)
@@ -131,9 +131,8 @@ def _pair_tiles(x: Tensor, y: Tensor | None, slots: Tensor, sizes: Tensor) -> Te
     else:
         product = left.mT @ _gather(y, slots).masked_fill_(empty, 0)
         product = product + product.mT
-    # x - x is NaN where x is NaN or infinite: then the whole tile is NaN, and so is its segment.
-    energy = product.diagonal(dim1=-2, dim2=-1)  # (t, C)
-    poison = (energy - energy).sum(-1)  # (t,)
+    # A NaN divisor makes the whole tile NaN, and so its segment.
+    poison = zero_or_nan(product.diagonal(dim1=-2, dim2=-1)).sum(-1)  # (t,)
     return product.div_((sizes + poison)[:, None, None])
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from powerpool import curves, functional, solvers
-from powerpool.checks import ArgumentError, ShapeError, require_beta, require_choice, require_floating
+from powerpool.checks import ArgumentError, ShapeError, require_beta, require_choice, require_floating, zero_or_nan
 from powerpool.coordinates import spatial_coordinates
 from powerpool.curves import Curve
 from powerpool.functional import MODES, REDUCTIONS, Mode
@@ -76,7 +76,7 @@ class _Rectifier(nn.Module):
     """ReLU that does not turn -inf into 0: what is not finite stays so, and is found where values are checked."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.relu(x) + 0 * x.detach()
+        return torch.relu(x) + zero_or_nan(x)
 
 
 class _SecondOrderBase(nn.Module):

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
-import torch
 from torch import Tensor
 
-from powerpool.checks import ArgumentError, NotPositiveError, PowerPoolError, has_values
-from powerpool.curves.base import Curve, Parameter
+from powerpool.checks import ArgumentError, NotPositiveError, PowerPoolError
+from powerpool.curves.base import Curve
 
 ROUND_OFF = 1e-5
 """How far below 0, relative to the largest eigenvalue, round-off may push an eigenvalue of a positive matrix.
@@ -53,71 +52,6 @@ class Solver(ABC):
         where the curve asks for that. ``check`` says whether values may be read."""
 
 
-def eigh(matrix: Tensor) -> tuple[Tensor, Tensor]:  # shape: (*, C, C) -> (*, C), (*, C, C)
-    """Eigenvalues and vectors, with a second try where LAPACK fails.
-
-    In float32, matrices of very low rank sometimes come back with NaN vectors (one in a thousand constant 12 x 12
-    matrices, with MKL) or raise. In float64 and at another scale the same matrices pass. While tracing there are no
-    values to look at, and no second try.
-    """
-    try:
-        values, vectors = torch.linalg.eigh(matrix)
-    except torch.linalg.LinAlgError:  # type: ignore[attr-defined]  # public, but missing from the stubs
-        return _eigh_again(matrix)
-    if has_values(matrix):  # reading one does not slow CUDA down: eigh has synchronised already
-        failed = torch.isnan(vectors).flatten(-2).any(-1)
-        if bool(failed.any()):
-            values[failed], vectors[failed] = _eigh_again(matrix[failed])
-    return values, vectors
-
-
-def _eigh_again(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    scale = 0.7
-    values, vectors = torch.linalg.eigh(scale * matrix.double())
-    return (values / scale).to(matrix.dtype), vectors.to(matrix.dtype)
-
-
-def from_eigen(vectors: Tensor, values: Tensor) -> Tensor:  # shape: (*, C, C), (*, C) -> (*, C, C)
-    """U diag(v) U^T."""
-    return (vectors * values.unsqueeze(-2)) @ vectors.mT
-
-
-def into_domain(eigenvalues: Tensor, curve: Curve) -> Tensor:  # shape: (*, C) -> (*, C)
-    """Eigenvalues as the curve may see them.
-
-    Those outside the domain by round-off are moved to its end; those further outside become NaN, so that they cannot
-    pass for an answer where checks are off. Where the slope at 0 is infinite, eigenvalues that are 0 up to round-off
-    are 0: they span the null space, which the curve drops.
-    """
-    low, high = curve.domain
-    size = eigenvalues.shape[-1]
-    largest = eigenvalues.abs().amax(-1, keepdim=True)
-    slack = ROUND_OFF * largest
-    inside = eigenvalues.clamp(min=low, max=high)
-    if curve.has_infinite_slope:
-        null = size * torch.finfo(eigenvalues.dtype).eps * largest
-        inside = torch.where(inside <= null, 0.0, inside)
-    outside = (eigenvalues < low - slack) | (eigenvalues > high + slack)
-    return torch.where(outside, torch.nan, inside)
-
-
-def require_spectrum_in_domain(eigenvalues: Tensor, curve: Curve) -> None:
-    """Refuse a spectrum that leaves the curve's domain by more than round-off. Reads values."""
-    low, high = curve.domain
-    slack = ROUND_OFF * eigenvalues.abs().amax(-1, keepdim=True)
-    if bool((eigenvalues < low - slack).any()):
-        raise NotPositiveError(
-            f"{type(curve).__name__} needs a matrix with eigenvalues >= {low:g} "
-            f"(got {eigenvalues.min().item():.6g}, beside {eigenvalues.max().item():.6g}). "
-            "For an indefinite symmetric matrix take AsinhE or SigmE."
-        )
-    if bool((eigenvalues > high + slack).any()):
-        raise NotPositiveError(
-            f"{type(curve).__name__} needs eigenvalues <= {high:g} after division by the trace "
-            f"(got {eigenvalues.max().item():.6g}): the matrix is indefinite. Take AsinhE or SigmE."
-        )
-
-
 def require_pairwise_positive(matrix: Tensor, what: str) -> None:
     """Refuse a negative diagonal, or an entry beyond sqrt(M_ii M_jj): all that shows without eigenvalues. Reads values.
 
@@ -138,42 +72,3 @@ def require_pairwise_positive(matrix: Tensor, what: str) -> None:
             f"{what} needs a positive semi-definite matrix (got |M_ij| larger than sqrt(M_ii M_jj) by "
             f"{excess.max().item():.6g}). For an indefinite symmetric matrix take AsinhE or SigmE."
         )
-
-
-def one_parameter(curve: Curve, like: Tensor) -> Parameter:
-    """The curve's parameter; a tensor must have one element, because a spectrum shares one curve."""
-    theta = curve.parameter_like(like)
-    if isinstance(theta, Tensor):
-        if theta.numel() != 1:
-            raise ArgumentError(
-                f"A spectral curve needs one {curve.parameter_name} for all eigenvalues "
-                f"(got a tensor of shape {tuple(theta.shape)}). Use a tensor of one element, or mode='elementwise'."
-            )
-        return theta.reshape(())
-    return theta
-
-
-class _OnceOnly(torch.autograd.Function):
-    """The identity on a gradient; its own backward raises."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(gradient: Tensor, solver: str, *inputs: Tensor) -> Tensor:
-        return gradient.clone()
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.solver = inputs[1]
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Tensor:
-        raise DoubleBackwardError(
-            f"Second derivatives through solver {ctx.solver!r} are not available. MaxExp, Gamma and FAHDP with an "
-            "integer exponent have them with solver='squaring' or 'gram'; mode='elementwise' has them for every curve."
-        )
-
-
-def once_only(gradient: Tensor, solver: str, *inputs: Tensor) -> Tensor:
-    """``gradient``, which raises if it is differentiated again with respect to any of ``inputs``."""
-    return _OnceOnly.apply(gradient, solver, *inputs) if torch.is_grad_enabled() else gradient

@@ -3,23 +3,13 @@ r"""The spectral form by eigendecomposition, with the Daleckii-Krein backward. A
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from powerpool.curves.base import Curve, Parameter
-from powerpool.precision import without_autocast
-from powerpool.products import symmetrize
-from powerpool.solvers.base import (
-    Solver,
-    eigh,
-    from_eigen,
-    into_domain,
-    once_only,
-    one_parameter,
-    require_spectrum_in_domain,
-)
+from powerpool.solvers.base import Solver
+from powerpool.solvers.spectrum import SpectralForm, require_spectrum_in_domain, spectral_function
 
 
 @dataclass(frozen=True)
@@ -40,43 +30,23 @@ class Eigen(Solver):
 
     def apply(self, matrix: Tensor, curve: Curve, check: bool) -> Tensor:
         """See :class:`Solver`."""
-        result, eigenvalues, _ = _SpectralValue.apply(matrix, one_parameter(curve, matrix), curve)
+        result, eigenvalues = spectral_function(matrix, _Value(curve))
         if check:
             require_spectrum_in_domain(eigenvalues, curve)
         return result
 
 
-class _SpectralValue(torch.autograd.Function):
-    generate_vmap_rule = True
+@dataclass(frozen=True)
+class _Value(SpectralForm):
+    """g itself."""
 
-    @staticmethod
-    def forward(matrix: Tensor, theta: Parameter, curve: Curve) -> tuple[Tensor, Tensor, Tensor]:
-        eigenvalues, vectors = eigh(matrix)
-        return from_eigen(vectors, curve._value(into_domain(eigenvalues, curve), theta)), eigenvalues, vectors
+    solver: ClassVar[str] = Eigen.name
 
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Parameter, Curve], output: tuple[Tensor, Tensor, Tensor]) -> None:
-        matrix, theta, curve = inputs
-        _, eigenvalues, vectors = output
-        ctx.mark_non_differentiable(eigenvalues, vectors)
-        ctx.curve = curve
-        ctx.number = None if isinstance(theta, Tensor) else theta
-        ctx.save_for_backward(matrix, theta if isinstance(theta, Tensor) else None, eigenvalues, vectors)
+    def value(self, points: Tensor, theta: Parameter) -> Tensor:
+        return self.curve._value(points, theta)
 
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor, Tensor | None, None]:
-        matrix, theta, eigenvalues, vectors = ctx.saved_tensors
-        curve: Curve = ctx.curve
-        parameter = ctx.number if theta is None else theta
-        with torch.no_grad(), without_autocast(matrix):
-            points = into_domain(eigenvalues, curve)
-            rotated = vectors.mT @ symmetrize(grad) @ vectors
-            loewner = curve._divided_difference(points.unsqueeze(-1), points.unsqueeze(-2), parameter)
-            grad_matrix = vectors @ (rotated * loewner) @ vectors.mT
-            if theta is not None:
-                slope = curve._parameter_derivative(points, parameter)
-                grad_theta = (rotated.diagonal(dim1=-2, dim2=-1) * slope).sum()
-        if theta is None:
-            return once_only(grad_matrix, Eigen.name, matrix, grad), None, None
-        inputs = (matrix, grad, theta)
-        return once_only(grad_matrix, Eigen.name, *inputs), once_only(grad_theta, Eigen.name, *inputs), None
+    def loewner_product(self, rotated: Tensor, points: Tensor, theta: Parameter) -> Tensor:
+        return rotated * self.curve._divided_difference(points.unsqueeze(-1), points.unsqueeze(-2), theta)
+
+    def parameter_slope(self, points: Tensor, theta: Parameter) -> Tensor:
+        return self.curve._parameter_derivative(points, theta)

@@ -3,7 +3,7 @@ r"""The spectral form from features, in the space of locations: exact, and cheap
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -11,9 +11,11 @@ from torch import Tensor
 from powerpool.checks import ArgumentError
 from powerpool.curves._forms import safe_divide
 from powerpool.curves.base import Curve, IntegerPower, Parameter
-from powerpool.precision import without_autocast
 from powerpool.products import sandwich, self_product, symmetrize
-from powerpool.solvers.base import Solver, eigh, from_eigen, into_domain, once_only, one_parameter
+from powerpool.solvers import replay
+from powerpool.solvers.base import Solver
+from powerpool.solvers.replay import Recipe
+from powerpool.solvers.spectrum import SpectralForm, spectral_function
 from powerpool.solvers.squaring import integer_power
 
 
@@ -57,7 +59,7 @@ class Gram(Solver):
         gram = self_product(features.mT)  # (*, N, N)
         power = None if curve.is_learnable else curve.integer_power()
         if power is None:
-            core = _SpectralRatio.apply(gram, one_parameter(curve, gram), curve)[0]
+            core, _ = spectral_function(gram, _Ratio(curve))
         else:
             core = _integer_ratio(gram, power)
         return GramFactor(features, core)
@@ -65,44 +67,26 @@ class Gram(Solver):
 
 def _integer_ratio(gram: Tensor, power: IntegerPower) -> Tensor:  # shape: (*, N, N) -> (*, N, N)
     """h(K) of an integer power: (1 - (1-K)^n)/K, or K^(n-1)."""
-    size = gram.shape[-1]
     if power.exponent == 1:
-        identity = torch.eye(size, dtype=gram.dtype, device=gram.device)
+        identity = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
         return power.scale * identity.expand(gram.shape)
     if not power.complement:
         return integer_power(gram, IntegerPower(power.exponent - 1, complement=False, scale=power.scale))
-    core = _GeometricSum.apply(gram.reshape(-1, size, size), power.exponent)[0].reshape(gram.shape)
+    core = replay.run(_GeometricSum(power.exponent), gram)
     return core if power.scale == 1 else power.scale * core
 
 
-class _GeometricSum(torch.autograd.Function):
-    r"""T_n = sum_{k<n} (I-K)^k: T_2k = T_k + P_k T_k, P_2k = P_k^2; T_{k+1} = T_k + P_k, P_{k+1} = P_k P_1."""
+@dataclass(frozen=True)
+class _GeometricSum(Recipe):
+    """T_n = sum_{k<n} (I-K)^k: T_2k = T_k + P_k T_k, P_2k = P_k^2; T_{k+1} = T_k + P_k, P_{k+1} = P_k P_1."""
 
-    generate_vmap_rule = True
+    terms: int
 
-    @staticmethod
-    def forward(gram: Tensor, terms: int) -> tuple[Tensor, ...]:
-        total, kept = _geometric_forward(gram, terms)
-        return total, *kept
+    def forward(self, matrix: Tensor) -> tuple[Tensor, list[Tensor]]:
+        return _geometric_forward(matrix, self.terms)
 
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, int], output: tuple[Tensor, ...]) -> None:
-        gram, ctx.terms = inputs
-        kept = output[1:]
-        ctx.mark_non_differentiable(*kept)
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(gram, *kept)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, None]:
-        if grad is None:
-            return None, None
-        gram, *kept = ctx.saved_tensors
-        with without_autocast(gram):
-            if torch.is_grad_enabled():
-                # Second derivatives: the kept sums and powers are constants to autograd, so they are built again.
-                kept = _geometric_forward(gram, ctx.terms)[1]
-            return _geometric_backward(gram, symmetrize(grad), ctx.terms, list(kept)), None
+    def backward(self, matrix: Tensor, grad: Tensor, kept: list[Tensor]) -> Tensor:
+        return _geometric_backward(matrix, grad, self.terms, kept)
 
 
 def _geometric_forward(gram: Tensor, terms: int) -> tuple[Tensor, list[Tensor]]:
@@ -157,55 +141,30 @@ def _twice_sym(power: Tensor, grad: Tensor) -> Tensor:
     return product + product.mT
 
 
-class _SpectralRatio(torch.autograd.Function):
-    """h(K) = g(K)/K by eigendecomposition, with the divided differences of h."""
+@dataclass(frozen=True)
+class _Ratio(SpectralForm):
+    """h = g/l."""
 
-    generate_vmap_rule = True
+    solver: ClassVar[str] = Gram.name
 
-    @staticmethod
-    def forward(gram: Tensor, theta: Parameter, curve: Curve) -> tuple[Tensor, Tensor, Tensor]:
-        eigenvalues, vectors = eigh(gram)
-        return from_eigen(vectors, curve._ratio(into_domain(eigenvalues, curve), theta)), eigenvalues, vectors
+    def value(self, points: Tensor, theta: Parameter) -> Tensor:
+        return self.curve._ratio(points, theta)
 
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Parameter, Curve], output: tuple[Tensor, Tensor, Tensor]) -> None:
-        gram, theta, curve = inputs
-        _, eigenvalues, vectors = output
-        ctx.mark_non_differentiable(eigenvalues, vectors)
-        ctx.curve = curve
-        ctx.number = None if isinstance(theta, Tensor) else theta
-        ctx.save_for_backward(gram, theta if isinstance(theta, Tensor) else None, eigenvalues, vectors)
+    def loewner_product(self, rotated: Tensor, points: Tensor, theta: Parameter) -> Tensor:
+        """``rotated`` times h[a,b] = (g[a,b] - h(low)) / high.
 
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor, Tensor | None, None]:
-        gram, theta, eigenvalues, vectors = ctx.saved_tensors
-        curve: Curve = ctx.curve
-        parameter = ctx.number if theta is None else theta
-        with torch.no_grad(), without_autocast(gram):
-            points = into_domain(eigenvalues, curve)
-            rotated = vectors.mT @ symmetrize(grad) @ vectors
-            grad_gram = vectors @ _ratio_backward(rotated, points, parameter, curve) @ vectors.mT
-            if theta is not None:
-                # dh/dtheta = (dg/dtheta)/lambda; on the null space of K, where X v = 0, any value gives 0.
-                slope = safe_divide(curve._parameter_derivative(points, parameter), points)
-                grad_theta = (rotated.diagonal(dim1=-2, dim2=-1) * slope).sum()
-        if theta is None:
-            return once_only(grad_gram, Gram.name, gram, grad), None, None
-        inputs = (gram, grad, theta)
-        return once_only(grad_gram, Gram.name, *inputs), once_only(grad_theta, Gram.name, *inputs), None
+        The subtraction loses digits where both eigenvalues are small, but there the gradient that it multiplies is
+        small with them (it carries X on both sides): against the whole gradient the loss is round-off. For the same
+        reason the division comes last: h[a,b] alone overflows, of Gamma(1/2) in float32 from eigenvalues of 1e-26.
+        """
+        a, b = torch.broadcast_tensors(points.unsqueeze(-1), points.unsqueeze(-2))
+        high, low = torch.maximum(a, b), torch.minimum(a, b)
+        difference = self.curve._divided_difference(high, low, theta) - self.curve._ratio(low, theta)
+        if self.curve.has_infinite_slope:
+            # A pair with a null vector has h(0) = 0 by convention, not by continuity; X v = 0 makes its share 0.
+            difference = torch.where(low > 0, difference, 0.0)
+        return safe_divide(difference * rotated, high)
 
-
-def _ratio_backward(rotated: Tensor, points: Tensor, theta: Parameter, curve: Curve) -> Tensor:  # shape: (*, N, N)
-    """``rotated`` times the divided difference of h = g/l: h[a,b] = (g[a,b] - h(low)) / high.
-
-    The subtraction loses digits where both eigenvalues are small, but there the gradient that it multiplies is small
-    with them (it carries X on both sides): against the whole gradient the loss is round-off. For the same reason the
-    division comes last: h[a,b] alone overflows, of Gamma(1/2) in float32 from eigenvalues of 1e-26.
-    """
-    a, b = torch.broadcast_tensors(points.unsqueeze(-1), points.unsqueeze(-2))
-    high, low = torch.maximum(a, b), torch.minimum(a, b)
-    difference = curve._divided_difference(high, low, theta) - curve._ratio(low, theta)
-    if curve.has_infinite_slope:
-        # A pair with a null vector has h(0) = 0 by convention, not by continuity; X v = 0 makes its share 0.
-        difference = torch.where(low > 0, difference, 0.0)
-    return safe_divide(difference * rotated, high)
+    def parameter_slope(self, points: Tensor, theta: Parameter) -> Tensor:
+        # On the null space of K, where X v = 0, any value gives 0.
+        return safe_divide(self.curve._parameter_derivative(points, theta), points)

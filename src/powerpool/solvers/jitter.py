@@ -10,7 +10,8 @@ from torch import Tensor
 
 from powerpool.checks import ArgumentError, DomainError
 from powerpool.curves.base import Curve
-from powerpool.solvers.base import Solver, from_eigen, require_spectrum_in_domain
+from powerpool.solvers.base import Solver
+from powerpool.solvers.spectrum import from_eigen, require_spectrum_in_domain
 
 
 @dataclass(frozen=True)

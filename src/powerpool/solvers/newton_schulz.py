@@ -3,7 +3,7 @@ r"""The matrix square root by Newton-Schulz iteration: approximate, products onl
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -11,9 +11,10 @@ from torch import Tensor
 from powerpool.checks import ArgumentError
 from powerpool.curves.base import Curve
 from powerpool.curves.gamma import Gamma
-from powerpool.precision import without_autocast
 from powerpool.products import symmetrize
+from powerpool.solvers import replay
 from powerpool.solvers.base import Solver, require_pairwise_positive
+from powerpool.solvers.replay import Recipe
 
 
 @dataclass(frozen=True)
@@ -47,42 +48,23 @@ class NewtonSchulz(Solver):
         """See :class:`Solver`."""
         if check:
             require_pairwise_positive(matrix, type(curve).__name__)
-        size = matrix.shape[-1]
-        flat = matrix.reshape(-1, size, size)
-        trace = flat.diagonal(dim1=-2, dim2=-1).sum(-1)[:, None, None]
+        trace = matrix.diagonal(dim1=-2, dim2=-1).sum(-1)[..., None, None]
         # The zero matrix is divided by 1 and multiplied by 0: its gradient is 0, as Gamma's convention at 0 has it.
         positive = trace > 0
         divisor = torch.where(positive, trace, 1.0)
-        root = _Iteration.apply(flat / divisor, self.iterations)[0]
-        return (root * torch.where(positive, divisor.sqrt(), trace)).reshape(matrix.shape)
+        root = replay.run(_Iteration(self.iterations), matrix / divisor)
+        return root * torch.where(positive, divisor.sqrt(), trace)
 
 
-class _Iteration(torch.autograd.Function):
-    generate_vmap_rule = True
+@dataclass(frozen=True)
+class _Iteration(Recipe):
+    iterations: int
 
-    @staticmethod
-    def forward(matrix: Tensor, iterations: int) -> tuple[Tensor, ...]:
-        root, kept = _forward(matrix, iterations)
-        return root, *kept
+    def forward(self, matrix: Tensor) -> tuple[Tensor, list[Tensor]]:
+        return _forward(matrix, self.iterations)
 
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, int], output: tuple[Tensor, ...]) -> None:
-        matrix, ctx.iterations = inputs
-        kept = output[1:]
-        ctx.mark_non_differentiable(*kept)
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(matrix, *kept)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, None]:
-        if grad is None:
-            return None, None
-        matrix, *kept = ctx.saved_tensors
-        with without_autocast(matrix):
-            if torch.is_grad_enabled():
-                # Second derivatives: the kept iterates are constants to autograd, so they are built again.
-                kept = _forward(matrix, ctx.iterations)[1]
-            return _backward(matrix, symmetrize(grad), list(kept)), None
+    def backward(self, matrix: Tensor, grad: Tensor, kept: list[Tensor]) -> Tensor:
+        return _backward(matrix, grad, kept)
 
 
 def _step(y: Tensor, z: Tensor | None) -> Tensor:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from powerpool.curves.base import Curve, IntegerPower
-from powerpool.precision import without_autocast
 from powerpool.products import symmetrize
+from powerpool.solvers import replay
 from powerpool.solvers.base import Solver, require_pairwise_positive
+from powerpool.solvers.replay import Recipe
 
 
 @dataclass(frozen=True)
@@ -59,11 +60,9 @@ class Squaring(Solver):
 
 def integer_power(matrix: Tensor, power: IntegerPower) -> Tensor:  # shape: (*, C, C) -> (*, C, C)
     """The power of a symmetric matrix, differentiable twice."""
-    size = matrix.shape[-1]
-    flat = matrix.reshape(-1, size, size)
     # Dynamo warns of a cache that it cannot see through; the search itself it traces.
     steps = _search(power.exponent, {}) if torch.compiler.is_compiling() else chain(power.exponent)
-    result = _ChainPower.apply(flat, steps, power.complement)[0].reshape(matrix.shape)
+    result = replay.run(_ChainPower(steps, power.complement), matrix)
     return result if power.scale == 1 else power.scale * result
 
 
@@ -107,32 +106,16 @@ def _cost(steps: tuple[int, ...]) -> tuple[int, int]:
     return sum(forward for forward, _ in costs), sum(backward for _, backward in costs)
 
 
-class _ChainPower(torch.autograd.Function):
-    generate_vmap_rule = True
+@dataclass(frozen=True)
+class _ChainPower(Recipe):
+    steps: tuple[int, ...]
+    complement: bool
 
-    @staticmethod
-    def forward(matrix: Tensor, steps: tuple[int, ...], complement: bool) -> tuple[Tensor, ...]:
-        result, kept = _forward(matrix, steps, complement)
-        return result, *kept
+    def forward(self, matrix: Tensor) -> tuple[Tensor, list[Tensor]]:
+        return _forward(matrix, self.steps, self.complement)
 
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, tuple[int, ...], bool], output: tuple[Tensor, ...]) -> None:
-        matrix, ctx.steps, ctx.complement = inputs
-        kept = output[1:]
-        ctx.mark_non_differentiable(*kept)
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(matrix, *kept)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, None, None]:
-        if grad is None:
-            return None, None, None
-        matrix, *kept = ctx.saved_tensors
-        with without_autocast(matrix):
-            if torch.is_grad_enabled():
-                # Second derivatives: the kept powers are constants to autograd, so they are built again from the input.
-                kept = _forward(matrix, ctx.steps, ctx.complement)[1]
-            return _backward(matrix, symmetrize(grad), ctx.steps, list(kept), ctx.complement), None, None
+    def backward(self, matrix: Tensor, grad: Tensor, kept: list[Tensor]) -> Tensor:
+        return _backward(matrix, grad, self.steps, kept, self.complement)
 
 
 def _forward(base: Tensor, steps: tuple[int, ...], complement: bool) -> tuple[Tensor, list[Tensor]]:

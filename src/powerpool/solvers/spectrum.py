@@ -1,0 +1,182 @@
+"""Functions of the spectrum of a symmetric matrix: eigendecomposition, and the Daleckii-Krein backward."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from powerpool.checks import ArgumentError, NotPositiveError, has_values
+from powerpool.curves.base import Curve, Parameter
+from powerpool.precision import without_autocast
+from powerpool.products import symmetrize
+from powerpool.solvers.base import ROUND_OFF, DoubleBackwardError
+
+
+@dataclass(frozen=True)
+class SpectralForm(ABC):
+    """A function f of eigenvalues, made from a curve, with what its backward needs."""
+
+    solver: ClassVar[str]
+    curve: Curve
+
+    @abstractmethod
+    def value(self, points: Tensor, theta: Parameter) -> Tensor:  # shape: (*, C) -> (*, C)
+        """f of the eigenvalues."""
+
+    @abstractmethod
+    def loewner_product(self, rotated: Tensor, points: Tensor, theta: Parameter) -> Tensor:  # shape: (*, C, C)
+        """``rotated`` times the divided differences of f, entry by entry."""
+
+    @abstractmethod
+    def parameter_slope(self, points: Tensor, theta: Parameter) -> Tensor:  # shape: (*, C) -> (*, C)
+        """df/dtheta at the eigenvalues."""
+
+
+def spectral_function(matrix: Tensor, form: SpectralForm) -> tuple[Tensor, Tensor]:  # shape: (*, C, C), (*, C)
+    """U f(lambda) U^T, and the eigenvalues as they came, for checks. Double backward raises."""
+    result, eigenvalues, _ = _SpectralFunction.apply(matrix, one_parameter(form.curve, matrix), form)
+    return result, eigenvalues
+
+
+class _SpectralFunction(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(matrix: Tensor, theta: Parameter, form: SpectralForm) -> tuple[Tensor, Tensor, Tensor]:
+        eigenvalues, vectors = eigh(matrix)
+        values = form.value(into_domain(eigenvalues, form.curve), theta)
+        return from_eigen(vectors, values), eigenvalues, vectors
+
+    @staticmethod
+    def setup_context(
+        ctx: Any, inputs: tuple[Tensor, Parameter, SpectralForm], output: tuple[Tensor, Tensor, Tensor]
+    ) -> None:
+        matrix, theta, ctx.form = inputs
+        _, eigenvalues, vectors = output
+        ctx.mark_non_differentiable(eigenvalues, vectors)
+        ctx.number = None if isinstance(theta, Tensor) else theta
+        ctx.save_for_backward(matrix, theta if isinstance(theta, Tensor) else None, eigenvalues, vectors)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor, Tensor | None, None]:
+        matrix, theta, eigenvalues, vectors = ctx.saved_tensors
+        form: SpectralForm = ctx.form
+        parameter = ctx.number if theta is None else theta
+        with torch.no_grad(), without_autocast(matrix):
+            points = into_domain(eigenvalues, form.curve)
+            rotated = vectors.mT @ symmetrize(grad) @ vectors
+            grad_matrix = vectors @ form.loewner_product(rotated, points, parameter) @ vectors.mT
+            if theta is not None:
+                grad_theta = (rotated.diagonal(dim1=-2, dim2=-1) * form.parameter_slope(points, parameter)).sum()
+        if theta is None:
+            return _once_only(grad_matrix, form.solver, matrix, grad), None, None
+        inputs = (matrix, grad, theta)
+        return _once_only(grad_matrix, form.solver, *inputs), _once_only(grad_theta, form.solver, *inputs), None
+
+
+def eigh(matrix: Tensor) -> tuple[Tensor, Tensor]:  # shape: (*, C, C) -> (*, C), (*, C, C)
+    """Eigenvalues and vectors, with a second try where LAPACK fails.
+
+    In float32, matrices of very low rank sometimes come back with NaN vectors (one in a thousand constant 12 x 12
+    matrices, with MKL) or raise. In float64 and at another scale the same matrices pass. While tracing there are no
+    values to look at, and no second try.
+    """
+    try:
+        values, vectors = torch.linalg.eigh(matrix)
+    except torch.linalg.LinAlgError:  # type: ignore[attr-defined]  # public, but missing from the stubs
+        return _eigh_again(matrix)
+    if has_values(matrix):  # reading one does not slow CUDA down: eigh has synchronised already
+        failed = torch.isnan(vectors).flatten(-2).any(-1)
+        if bool(failed.any()):
+            values[failed], vectors[failed] = _eigh_again(matrix[failed])
+    return values, vectors
+
+
+def _eigh_again(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    scale = 0.7
+    values, vectors = torch.linalg.eigh(scale * matrix.double())
+    return (values / scale).to(matrix.dtype), vectors.to(matrix.dtype)
+
+
+def from_eigen(vectors: Tensor, values: Tensor) -> Tensor:  # shape: (*, C, C), (*, C) -> (*, C, C)
+    """U diag(v) U^T."""
+    return (vectors * values.unsqueeze(-2)) @ vectors.mT
+
+
+def into_domain(eigenvalues: Tensor, curve: Curve) -> Tensor:  # shape: (*, C) -> (*, C)
+    """Eigenvalues as the curve may see them.
+
+    Those outside the domain by round-off are moved to its end; those further outside become NaN, so that they cannot
+    pass for an answer where checks are off. Where the slope at 0 is infinite, eigenvalues that are 0 up to round-off
+    are 0: they span the null space, which the curve drops.
+    """
+    low, high = curve.domain
+    size = eigenvalues.shape[-1]
+    largest = eigenvalues.abs().amax(-1, keepdim=True)
+    slack = ROUND_OFF * largest
+    inside = eigenvalues.clamp(min=low, max=high)
+    if curve.has_infinite_slope:
+        null = size * torch.finfo(eigenvalues.dtype).eps * largest
+        inside = torch.where(inside <= null, 0.0, inside)
+    outside = (eigenvalues < low - slack) | (eigenvalues > high + slack)
+    return torch.where(outside, torch.nan, inside)
+
+
+def require_spectrum_in_domain(eigenvalues: Tensor, curve: Curve) -> None:
+    """Refuse a spectrum that leaves the curve's domain by more than round-off. Reads values."""
+    low, high = curve.domain
+    slack = ROUND_OFF * eigenvalues.abs().amax(-1, keepdim=True)
+    if bool((eigenvalues < low - slack).any()):
+        raise NotPositiveError(
+            f"{type(curve).__name__} needs a matrix with eigenvalues >= {low:g} "
+            f"(got {eigenvalues.min().item():.6g}, beside {eigenvalues.max().item():.6g}). "
+            "For an indefinite symmetric matrix take AsinhE or SigmE."
+        )
+    if bool((eigenvalues > high + slack).any()):
+        raise NotPositiveError(
+            f"{type(curve).__name__} needs eigenvalues <= {high:g} after division by the trace "
+            f"(got {eigenvalues.max().item():.6g}): the matrix is indefinite. Take AsinhE or SigmE."
+        )
+
+
+def one_parameter(curve: Curve, like: Tensor) -> Parameter:
+    """The curve's parameter; a tensor must have one element, because a spectrum shares one curve."""
+    theta = curve.parameter_like(like)
+    if isinstance(theta, Tensor):
+        if theta.numel() != 1:
+            raise ArgumentError(
+                f"A spectral curve needs one {curve.parameter_name} for all eigenvalues "
+                f"(got a tensor of shape {tuple(theta.shape)}). Use a tensor of one element, or mode='elementwise'."
+            )
+        return theta.reshape(())
+    return theta
+
+
+class _OnceOnly(torch.autograd.Function):
+    """The identity on a gradient; its own backward raises."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(gradient: Tensor, solver: str, *inputs: Tensor) -> Tensor:
+        return gradient.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.solver = inputs[1]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        raise DoubleBackwardError(
+            f"Second derivatives through solver {ctx.solver!r} are not available. MaxExp, Gamma and FAHDP with an "
+            "integer exponent have them with solver='squaring' or 'gram'; mode='elementwise' has them for every curve."
+        )
+
+
+def _once_only(gradient: Tensor, solver: str, *inputs: Tensor) -> Tensor:
+    """``gradient``, which raises if it is differentiated again with respect to any of ``inputs``."""
+    return _OnceOnly.apply(gradient, solver, *inputs) if torch.is_grad_enabled() else gradient
