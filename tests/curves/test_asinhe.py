@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from mpmath import log, sign, sqrt
 
 import powerpool as pp
@@ -30,6 +31,15 @@ class TestAsinhE(CurveContract):
     @classmethod
     def parameter_derivative(cls, p, theta):
         return p / sqrt(1 + theta**2 * p**2)
+
+
+def test_squares_do_not_overflow():
+    """Moments of features of size 1e12 are of size 1e24; their squares are beyond float32."""
+    p = torch.tensor([-1e24, 1e30])
+    curve = pp.AsinhE(1)
+    torch.testing.assert_close(curve.value(p), p.sign() * torch.log(2 * p.abs()))
+    torch.testing.assert_close(curve.derivative(p), 1 / p.abs(), rtol=1e-6, atol=0)
+    torch.testing.assert_close(curve.divided_difference(p, p), 1 / p.abs(), rtol=1e-6, atol=0)
 
 
 def test_default():

@@ -10,8 +10,16 @@ from torch import Tensor
 from torch.autograd import gradcheck
 
 import powerpool as pp
+from tests import oracles
 from tests.cases import CURVES, FEATURES, MATRICES, CurveCase, exact_solvers
-from tests.contracts.solver import check_gradient, check_gradient_along, check_value
+from tests.contracts.solver import (
+    SAFETY,
+    check_gradient,
+    check_gradient_along,
+    check_value,
+    gradient_sensitivity,
+    round_off,
+)
 
 DTYPES = [torch.float32, torch.float64]
 WITH_MATRIX = [
@@ -79,6 +87,32 @@ def test_gradient_of_a_matrix(case: CurveCase, solver: str, dtype: torch.dtype) 
             case.reference,
             by_products=solver == "squaring",
         )
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("case, solver", WITH_FEATURES)
+def test_gradient_of_features(case: CurveCase, solver: str, dtype: torch.dtype) -> None:
+    """By the chain rule, 2 dL/dM X / N, also where an absolute step means nothing."""
+    for name in [*FRIENDLY, *UNFRIENDLY]:
+        features = FEATURES[name]
+        channels, locations = features.shape
+        leaf = features.to(dtype, copy=True).requires_grad_()
+        moment = _moment(features)
+        noise = torch.randn(channels, channels, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+        grad = noise + noise.mT
+        null = round_off(moment, dtype)
+        outer = torch.from_numpy(oracles.spectral_gradient(moment.numpy(), grad.numpy(), case.reference, null=null))
+        expected = 2 * outer @ features / locations
+        (found,) = torch.autograd.grad(pp.second_order_pool(leaf, case.make(), solver=solver), leaf, grad.to(dtype))
+        unavoidable = gradient_sensitivity(moment, grad, case.reference, dtype)
+        if solver != "eigen" and not case.reference.infinite_slope:  # products: relative to the steepest slope
+            scale = float(moment.trace()) + 1e-6 if case.reference.trace_normalize else 1.0
+            steepest = oracles.divided_difference(case.reference, 0.0, 0.0)
+            unavoidable += null * steepest * float(grad.abs().max()) / scale
+        if solver == "gram":  # round-off of K, N x N
+            unavoidable *= max(1.0, locations / channels)
+        allowed = SAFETY * unavoidable * 2 * channels * float(features.abs().max()) / locations
+        torch.testing.assert_close(found.double(), expected, rtol=0, atol=allowed)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
