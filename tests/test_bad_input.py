@@ -612,3 +612,39 @@ def test_nan_stays_in_its_own_set_under_vmap() -> None:
         result = torch.func.vmap(call)(given)
         assert result[1].isnan().all(), name
         torch.testing.assert_close(result[::2], call(given[::2]), **tolerance(torch.float64))
+
+
+# With checks off, what lies outside a domain is NaN, never a number that looks like an answer.
+
+
+@pytest.mark.parametrize(
+    "curve", [pp.MaxExp(50), pp.MaxExp(2.5), pp.Gamma(3), pp.Gamma(0.5), pp.HDP(0.1), pp.FAHDP(0.1)], ids=str
+)
+def test_elementwise_entries_outside_the_domain_become_nan(curve: pp.Curve) -> None:
+    matrix = torch.tensor([[[2.0, -1.0], [-1.0, 2.0]], [[2.0, 1.0], [1.0, 2.0]]])
+    result = pp.elementwise(matrix, curve, check=False)
+    assert torch.equal(torch.isnan(result[0]), torch.tensor([[False, True], [True, False]]))
+    torch.testing.assert_close(result[1], pp.elementwise(matrix[1], curve))
+
+
+def test_round_off_gives_the_same_number_with_and_without_checks() -> None:
+    matrix = torch.tensor([[1.0, -1e-9], [-1e-9, 1.0]])
+    for curve in (pp.Gamma(0.5), pp.MaxExp(50), pp.HDP(0.1)):
+        checked, unchecked = (pp.elementwise(matrix, curve, eps=0.0, check=check) for check in (True, False))
+        assert torch.equal(checked, unchecked)
+        assert torch.isfinite(checked).all()
+
+
+def test_first_order_features_outside_the_domain_become_nan() -> None:
+    features = torch.tensor([[-0.5, -0.4], [0.2, 0.3]])
+    result = pp.first_order_pool(features, pp.MaxExp(5), check=False)
+    assert torch.equal(torch.isnan(result), torch.tensor([True, False]))
+
+
+@pytest.mark.parametrize("operator", [pp.elementwise, pp.spectral], ids=["elementwise", "spectral"])
+def test_a_trace_that_cannot_normalise_gives_nan(operator: Any) -> None:
+    matrices = torch.stack([torch.tensor([[0.0, 1.0], [1.0, 0.0]]), -torch.eye(2), torch.zeros(2, 2), torch.eye(2)])
+    result = operator(matrices, pp.SigmE(5.0), check=False)
+    assert torch.isnan(result[:2]).all()
+    assert torch.equal(result[2], torch.zeros(2, 2))
+    torch.testing.assert_close(result[3], operator(torch.eye(2), pp.SigmE(5.0)))

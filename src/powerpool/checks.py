@@ -15,6 +15,14 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
+ROUND_OFF = 1e-5
+"""How far round-off may push a matrix out of symmetry, or an entry or eigenvalue out of a domain.
+
+Relative to the largest entry or eigenvalue of the same matrix.
+
+The same bound serves float64: matrices often come from float32 features, and are float64 only in name.
+"""
+
 
 class PowerPoolError(Exception):
     """Base of every error that powerpool raises on purpose."""

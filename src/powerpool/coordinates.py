@@ -52,9 +52,9 @@ def spatial_coordinates(
     _require_count("height", height, least=1)
     _require_count("width", width, least=1)
     _require_count("pivots", pivots, least=2)
-    if not (sigma > 0 and math.isfinite(sigma)):
+    if not 0 < sigma < math.inf:
         raise ArgumentError(f"sigma must be > 0 and finite, the width of the Gaussian in map widths (got {sigma}).")
-    if not (alpha >= 0 and math.isfinite(alpha)):
+    if not 0 <= alpha < math.inf:
         raise ArgumentError(f"alpha must be >= 0 and finite, the weight of the coordinates (got {alpha}).")
     dtype = torch.get_default_dtype() if dtype is None else dtype
     if not dtype.is_floating_point:

@@ -24,10 +24,7 @@ from torch import Tensor
 from powerpool import curves, solvers
 from powerpool.checks import (
     ArgumentError,
-    DomainError,
     NotFiniteError,
-    NotPositiveError,
-    NotSymmetricError,
     require_beta,
     require_choice,
     require_eps,
@@ -41,10 +38,18 @@ from powerpool.checks import (
 from powerpool.coordinates import append_coordinates
 from powerpool.curves import Curve
 from powerpool.moments import center, count
+from powerpool.normalize import (
+    expand,
+    mark_of_bad,
+    normalized,
+    require_inside_domain,
+    require_symmetric,
+    trace_of,
+    trace_scale,
+)
 from powerpool.precision import at_least_float32, without_autocast
 from powerpool.products import self_product, symmetrize
 from powerpool.solvers import Gram, GramFactor, Solver, select_solver
-from powerpool.solvers.base import ROUND_OFF
 
 Mode = Literal["elementwise", "spectral"]
 MODES = ("elementwise", "spectral")
@@ -82,7 +87,7 @@ def elementwise(
     with without_autocast(matrix):
         moment = at_least_float32(matrix)
         result = _elementwise(moment, curve, checked, _Residual(eps, trace_power, slope))
-        return (result if checked else result + _nan_where_not_finite(moment)).to(matrix.dtype)
+        return (result if checked else result + mark_of_bad(moment, curve)).to(matrix.dtype)
 
 
 def spectral(
@@ -121,12 +126,10 @@ def spectral(
         moment = symmetrize(given)
         residual = _Residual(eps, trace_power, slope)
         if checked:
-            _require_symmetric(given, moment, matrix.dtype)
+            require_symmetric(given, moment, matrix.dtype)
             return _spectral(moment, curve, chosen, True, residual).to(matrix.dtype)
         # eigh raises on NaN, for the whole batch; this way the bad matrices alone become NaN.
-        bad = _nan_where_not_finite(moment)
-        if curve.trace_normalize:
-            bad = bad + _expand(zero_or_nan(_scale(_trace(moment), eps)), 2)
+        bad = mark_of_bad(moment, curve)
         return (_spectral(torch.where(bad == 0, moment, 0.0), curve, chosen, False, residual) + bad).to(matrix.dtype)
 
 
@@ -160,13 +163,16 @@ def first_order_pool(
     if checked:
         require_finite(values, "features")
     if reduce == "mean":
-        pooled = values.sum(-1) / _expand(count(values, mask), 1)
+        pooled = values.sum(-1) / expand(count(values, mask), 1)
     else:
         pooled = (values if mask is None else torch.where(mask.unsqueeze(-2), values, -torch.inf)).amax(-1)
     # NaN where a channel has NaN or infinity (max passes over -inf, so the mean alone would show it) or no location.
     bad = zero_or_nan(pooled) + zero_or_nan(values).sum(-1)
     if curve is not None:
-        pooled = curve.value(_inside_domain(pooled, curve, values, "features") if checked else pooled)
+        inside = (
+            require_inside_domain(pooled, curve, values, "features") if checked else curve.into_domain(pooled, (-1,))
+        )
+        pooled = curve.value(inside)
     return (pooled if checked else pooled + bad).to(features.dtype)
 
 
@@ -267,7 +273,7 @@ class _Residual(NamedTuple):
 
     def __call__(self, result: Tensor, moment: Tensor) -> Tensor:
         if self.trace_power:
-            result = result * _expand(_scale(_trace(moment), self.eps), 2) ** self.trace_power
+            result = result * expand(trace_scale(trace_of(moment), self.eps), 2) ** self.trace_power
         return result + self.slope * moment if self.slope else result
 
 
@@ -281,7 +287,7 @@ class _Sets:
     bad: Tensor  # shape: (*, 1, 1); NaN for a set that has no finite moment, else 0
 
     def moment(self) -> Tensor:  # shape: (*, C', C')
-        return self_product(self.values) / _expand(self.number, 2)
+        return self_product(self.values) / expand(self.number, 2)
 
     def trace(self) -> Tensor:  # shape: (*,)
         return self.values.square().sum((-2, -1)) / self.number
@@ -308,7 +314,7 @@ def _prepare(
         return _Sets(values, number, True, energy.new_zeros(()))
     bad = zero_or_nan(energy)
     if isinstance(number, Tensor):
-        bad = bad + _expand(0 / number, 2)  # NaN for an empty set
+        bad = bad + expand(0 / number, 2)  # NaN for an empty set
         number = number.clamp(min=1)
     return _Sets(torch.where(bad == 0, values, 0.0), number, False, bad)
 
@@ -326,20 +332,19 @@ def _refuse_features(
 
 
 def _elementwise(moment: Tensor, curve: Curve, checked: bool, residual: _Residual) -> Tensor:
-    p = _normalized(moment, curve, residual.eps, checked)
-    if checked:
-        p = _inside_domain(p, curve, moment, "matrix")
+    p = normalized(moment, curve, residual.eps, checked)
+    p = require_inside_domain(p, curve, moment, "matrix") if checked else curve.into_domain(p, (-2, -1))
     return residual(curve.value(p + residual.eps if curve.adds_eps else p), moment)
 
 
 def _spectral(moment: Tensor, curve: Curve, solver: Solver, checked: bool, residual: _Residual) -> Tensor:
-    return residual(solver.apply(_normalized(moment, curve, residual.eps, checked), curve, checked), moment)
+    return residual(solver.apply(normalized(moment, curve, residual.eps, checked), curve, checked), moment)
 
 
 def _factor(sets: _Sets, curve: Curve | None, residual: _Residual) -> GramFactor:
-    scale = _scale(sets.trace(), residual.eps)
+    scale = trace_scale(sets.trace(), residual.eps)
     divisor = scale if curve is not None and curve.trace_normalize else torch.ones_like(scale)
-    features = sets.values / _expand(torch.sqrt(divisor * sets.number), 2)
+    features = sets.values / expand(torch.sqrt(divisor * sets.number), 2)
     locations = features.shape[-1]
     identity = torch.eye(locations, dtype=features.dtype, device=features.device)
     if curve is None:
@@ -348,9 +353,9 @@ def _factor(sets: _Sets, curve: Curve | None, residual: _Residual) -> GramFactor
         core = Gram().factor(features, curve).core
     # The residual terms act on the small core: M = divisor * X X^T.
     if residual.trace_power:
-        core = core * _expand(scale, 2) ** residual.trace_power
+        core = core * expand(scale, 2) ** residual.trace_power
     if residual.slope:
-        core = core + residual.slope * _expand(divisor, 2) * identity
+        core = core + residual.slope * expand(divisor, 2) * identity
     return GramFactor(features, core)
 
 
@@ -363,104 +368,3 @@ def _choose(solver: str | Solver, curve: Curve, values: Tensor, locations: int |
     else:
         chosen.require(curve)
     return chosen
-
-
-def _normalized(moment: Tensor, curve: Curve, eps: float, checked: bool) -> Tensor:
-    """M/(tr M + eps) where the curve asks for it: plain operations, so that autograd is exact through the trace."""
-    if not curve.trace_normalize:
-        return moment
-    trace = _trace(moment)
-    if checked and not bool(((trace > 0) & (trace < torch.inf)).all()):
-        _require_trace(moment.detach(), trace.detach(), curve)
-    return moment / _expand(_scale(trace, eps), 2)
-
-
-def _require_trace(moment: Tensor, trace: Tensor, curve: Curve) -> None:
-    require_finite(moment, "matrix")
-    if bool((trace == torch.inf).any()):
-        raise NotFiniteError(
-            f"matrix is too large: its trace overflows {moment.dtype} (got entries up to "
-            f"{moment.abs().max().item():.6g}). Scale it down, or use float64."
-        )
-    refused = (trace <= 0) & (moment != 0).flatten(-2).any(-1)
-    if bool(refused.any()):
-        raise NotPositiveError(
-            f"{type(curve).__name__} divides the matrix by its trace, which must be > 0 "
-            f"(got {trace[refused].min().item():.6g} for a matrix that is not zero). "
-            "Take AsinhE, or SigmE with trace_normalize=False, for such a matrix."
-        )
-
-
-def _trace(matrix: Tensor) -> Tensor:  # shape: (*, C, C) -> (*,)
-    return matrix.diagonal(dim1=-2, dim2=-1).sum(-1)
-
-
-def _scale(trace: Tensor, eps: float) -> Tensor:
-    """tr + eps; NaN for a trace that is negative or overflows; 1 for the zero matrix with eps = 0, which stays zero."""
-    scale = torch.where((trace >= 0) & (trace < torch.inf), trace + eps, torch.nan)
-    return scale if eps > 0 else torch.where(scale == 0, 1.0, scale)
-
-
-def _expand(per_set: int | Tensor, dims: int) -> int | Tensor:
-    return per_set[(..., *(None,) * dims)] if isinstance(per_set, Tensor) else per_set
-
-
-def _nan_where_not_finite(values: Tensor) -> Tensor:  # shape: (*, A, B) -> (*, 1, 1)
-    """NaN for a matrix that contains NaN or infinity, else 0."""
-    return zero_or_nan(values).sum((-2, -1), keepdim=True)
-
-
-def _inside_domain(p: Tensor, curve: Curve, given: Tensor, what: str) -> Tensor:
-    """``p`` moved into the domain where round-off put it outside, after one pass that finds anything worse.
-
-    ``given`` is what the user passed, ``what`` its name: ``p`` is a matrix, or features pooled over locations.
-    """
-    if p.numel() == 0:
-        return p
-    bounds = torch.stack(torch.aminmax(p.detach()))
-    low, high = bounds.tolist()
-    if not bool(torch.isfinite(bounds).all()):
-        require_finite(given, what)
-    lower, upper = curve.domain
-    if low >= lower and high <= upper:
-        return p
-    # Round-off is relative to the largest entry of the same matrix, not of another one in the batch.
-    slack = ROUND_OFF * p.detach().abs().amax((-2, -1) if what == "matrix" else -1, keepdim=True)
-    if bool(((p < lower - slack) | (p > upper + slack)).any()):
-        raise DomainError(_domain_message(curve, low, high, what))
-    return p.clamp(min=lower, max=upper)
-
-
-def _domain_message(curve: Curve, low: float, high: float, what: str) -> str:
-    lower, upper = curve.domain
-    kinds = "SigmE or AsinhE" if high > upper else "SignedMaxExp, SigmE or AsinhE"
-    if what == "matrix":
-        seen = "entries of the matrix after division by its trace" if curve.trace_normalize else "entries of the matrix"
-        advice = (
-            f"Beta-centred features give negative entries: for those take {kinds}; "
-            "mode='spectral' takes a positive semi-definite matrix with every curve."
-        )
-    else:
-        seen = "features pooled over locations"
-        advice = f"Take {kinds}, or bring the features into the domain first."
-    return f"{type(curve).__name__} needs {seen} in [{lower:g}, {upper:g}] (got {low:.6g} to {high:.6g}). {advice}"
-
-
-def _require_symmetric(given: Tensor, symmetric: Tensor, dtype: torch.dtype) -> None:
-    """Each matrix beside its own largest entry, so that a large one in the batch hides nothing."""
-    if given.numel() == 0:
-        return
-    difference = given.detach() - symmetric.detach()
-    low, high = torch.aminmax(difference)  # NaN and infinity carry through
-    if not bool(torch.isfinite(low) & torch.isfinite(high)):
-        require_finite(given, "matrix")
-    if bool(low == 0) and bool(high == 0):  # a product of a matrix with itself: no second pass
-        return
-    gap, largest = difference.abs().amax((-2, -1)), given.detach().abs().amax((-2, -1))
-    refused = gap > max(ROUND_OFF, 4 * torch.finfo(dtype).eps) * largest
-    if bool(refused.any()):
-        raise NotSymmetricError(
-            "matrix must be symmetric up to round-off (got entries that differ from their mirror by "
-            f"{2 * gap[refused].max().item():.6g}, beside a largest entry of {largest[refused].max().item():.6g}). "
-            "Symmetrise it: (matrix + matrix.mT) / 2."
-        )

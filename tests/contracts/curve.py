@@ -245,6 +245,10 @@ class CurveContract:
                 true[1].append(mixed)
                 true[2].append(mixed)
                 true[3].append(mpmath.diff(lambda s, x=x: self.parameter_derivative(x, s), t))
+        # derivative() itself can be differentiated too, wherever it is finite.
+        stated = curve.derivative(p)
+        found += torch.autograd.grad(stated[torch.isfinite(stated)].sum(), (p, theta))
+        true += [true[0], true[1]]
         for derivative, expected in zip(found, true, strict=True):
             assert not torch.isnan(derivative).any()
             finite = [i for i, y in enumerate(expected) if abs(y) < 1e15 and not self.has_kink(at[i])]

@@ -167,6 +167,14 @@ def test_an_exact_exponent_learns_through_both(t):
     assert grad < -1.4 * value.sum()
 
 
+@pytest.mark.parametrize("t", [1.5, torch.tensor(1.5)], ids=["number", "tensor"])
+def test_an_infinite_second_derivative_is_never_backpropagated(t):
+    """As with Gamma(1.5), whose formula it is for t = 1.5."""
+    p = torch.zeros(1, requires_grad=True)
+    (grad,) = torch.autograd.grad(pp.FAHDP(t, "identity").value(p), p, create_graph=True)
+    assert torch.autograd.grad(grad.square(), p)[0].item() == 0
+
+
 def test_a_tensor_that_does_not_learn_gives_no_warning():
     assert not pp.FAHDP(torch.tensor(0.3), "ceil").t.requires_grad
 

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from powerpool.checks import ArgumentError, require_floating
+from powerpool.checks import ROUND_OFF, ArgumentError, require_floating
 from powerpool.precision import at_least_float32
 
 Parameter: TypeAlias = float | Tensor
@@ -114,6 +114,16 @@ class Curve(nn.Module, ABC):
         """
         a, b = torch.broadcast_tensors(a, b)
         return self._evaluate(a, lambda q, theta, curve: curve._divided_difference(q, b.to(q.dtype), theta))
+
+    def into_domain(self, p: Tensor, dims: tuple[int, ...]) -> Tensor:  # shape: (*any) -> (*any)
+        """``p`` where it is in the domain; its end where round-off, relative to the largest over ``dims``, put it
+        outside; NaN further out, so that it cannot pass for an answer where checks are off."""
+        low, high = self.domain
+        if math.isinf(low) and math.isinf(high):
+            return p
+        slack = ROUND_OFF * p.detach().abs().amax(dims, keepdim=True)
+        outside = (p < low - slack) | (p > high + slack)
+        return torch.where(outside, torch.nan, p.clamp(min=low, max=high))
 
     def forward(self, p: Tensor) -> Tensor:
         """The same as :meth:`value`, so that a curve can stand in ``nn.Sequential``."""

@@ -12,14 +12,8 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from powerpool.checks import ArgumentError, NotPositiveError, PowerPoolError
+from powerpool.checks import ROUND_OFF, ArgumentError, NotPositiveError, PowerPoolError
 from powerpool.curves.base import Curve
-
-ROUND_OFF = 1e-5
-"""How far below 0, relative to the largest eigenvalue, round-off may push an eigenvalue of a positive matrix.
-
-The same bound serves float64: matrices often come from float32 features, and are float64 only in name.
-"""
 
 
 class DoubleBackwardError(PowerPoolError, RuntimeError, ValueError):

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from powerpool import curves
 from powerpool.checks import ArgumentError
 from powerpool.curves.base import Curve
 
@@ -22,7 +23,7 @@ class SolverChoice:
 
 
 def select_solver(
-    curve: Curve,
+    curve: Curve | str,
     channels: int,
     locations: int | None = None,
     dtype: torch.dtype = torch.float32,
@@ -52,6 +53,7 @@ def select_solver(
         >>> pp.select_solver(pp.HDP(t=0.01), channels=64).name
         'eigen'
     """
+    curve = curves.resolve(curve)
     if channels < 1 or (locations is not None and locations < 1):
         raise ArgumentError(f"select_solver needs channels, locations >= 1 (got {channels} and {locations}).")
     if locations is not None and locations < GRAM_RATIO * channels:

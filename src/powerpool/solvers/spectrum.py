@@ -9,11 +9,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from powerpool.checks import ArgumentError, NotPositiveError, has_values
+from powerpool.checks import ROUND_OFF, ArgumentError, NotPositiveError, has_values
 from powerpool.curves.base import Curve, Parameter
 from powerpool.precision import without_autocast
 from powerpool.products import symmetrize
-from powerpool.solvers.base import ROUND_OFF, DoubleBackwardError
+from powerpool.solvers.base import DoubleBackwardError
 
 
 @dataclass(frozen=True)
@@ -108,22 +108,16 @@ def from_eigen(vectors: Tensor, values: Tensor) -> Tensor:  # shape: (*, C, C), 
 
 
 def into_domain(eigenvalues: Tensor, curve: Curve) -> Tensor:  # shape: (*, C) -> (*, C)
-    """Eigenvalues as the curve may see them.
+    """Eigenvalues as the curve may see them: inside its domain, or NaN.
 
-    Those outside the domain by round-off are moved to its end; those further outside become NaN, so that they cannot
-    pass for an answer where checks are off. Where the slope at 0 is infinite, eigenvalues that are 0 up to round-off
-    are 0: they span the null space, which the curve drops.
+    Where the slope at 0 is infinite, eigenvalues that are 0 up to round-off are 0: they span the null space, which the
+    curve drops.
     """
-    low, high = curve.domain
-    size = eigenvalues.shape[-1]
-    largest = eigenvalues.abs().amax(-1, keepdim=True)
-    slack = ROUND_OFF * largest
-    inside = eigenvalues.clamp(min=low, max=high)
-    if curve.has_infinite_slope:
-        null = size * torch.finfo(eigenvalues.dtype).eps * largest
-        inside = torch.where(inside <= null, 0.0, inside)
-    outside = (eigenvalues < low - slack) | (eigenvalues > high + slack)
-    return torch.where(outside, torch.nan, inside)
+    inside = curve.into_domain(eigenvalues, (-1,))
+    if not curve.has_infinite_slope:
+        return inside
+    null = eigenvalues.shape[-1] * torch.finfo(eigenvalues.dtype).eps * eigenvalues.abs().amax(-1, keepdim=True)
+    return torch.where(inside <= null, 0.0, inside)
 
 
 def require_spectrum_in_domain(eigenvalues: Tensor, curve: Curve) -> None:

@@ -1,0 +1,123 @@
+"""Between the moment and the curve: division by the trace, and what is refused or marked before a curve is applied."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from powerpool.checks import (
+    ROUND_OFF,
+    DomainError,
+    NotFiniteError,
+    NotPositiveError,
+    NotSymmetricError,
+    require_finite,
+    zero_or_nan,
+)
+from powerpool.curves import Curve
+
+
+def trace_of(matrix: Tensor) -> Tensor:  # shape: (*, C, C) -> (*,)
+    return matrix.diagonal(dim1=-2, dim2=-1).sum(-1)
+
+
+def trace_scale(trace: Tensor, eps: float) -> Tensor:
+    """tr + eps; NaN for a trace that is negative or overflows; 1 for the zero matrix with eps = 0, which stays zero."""
+    scale = torch.where((trace >= 0) & (trace < torch.inf), trace + eps, torch.nan)
+    return scale if eps > 0 else torch.where(scale == 0, 1.0, scale)
+
+
+def normalized(moment: Tensor, curve: Curve, eps: float, checked: bool) -> Tensor:
+    """M/(tr M + eps) where the curve asks for it: plain operations, so that autograd is exact through the trace."""
+    if not curve.trace_normalize:
+        return moment
+    trace = trace_of(moment)
+    if checked and not bool(((trace > 0) & (trace < torch.inf)).all()):
+        _require_trace(moment.detach(), trace.detach(), curve)
+    return moment / expand(trace_scale(trace, eps), 2)
+
+
+def _require_trace(moment: Tensor, trace: Tensor, curve: Curve) -> None:
+    require_finite(moment, "matrix")
+    if bool((trace == torch.inf).any()):
+        raise NotFiniteError(
+            f"matrix is too large: its trace overflows {moment.dtype} (got entries up to "
+            f"{moment.abs().max().item():.6g}). Scale it down, or use float64."
+        )
+    refused = (trace <= 0) & (moment != 0).flatten(-2).any(-1)
+    if bool(refused.any()):
+        raise NotPositiveError(
+            f"{type(curve).__name__} divides the matrix by its trace, which must be > 0 "
+            f"(got {trace[refused].min().item():.6g} for a matrix that is not zero). "
+            "Take AsinhE, or SigmE with trace_normalize=False, for such a matrix."
+        )
+
+
+def require_inside_domain(p: Tensor, curve: Curve, given: Tensor, what: str) -> Tensor:
+    """``p`` moved into the domain where round-off put it outside, after one pass that finds anything worse.
+
+    ``given`` is what the user passed, ``what`` its name: ``p`` is a matrix, or features pooled over locations.
+    """
+    if p.numel() == 0:
+        return p
+    bounds = torch.stack(torch.aminmax(p.detach()))
+    low, high = bounds.tolist()
+    if not bool(torch.isfinite(bounds).all()):
+        require_finite(given, what)
+    lower, upper = curve.domain
+    if low >= lower and high <= upper:
+        return p
+    inside = curve.into_domain(p, (-2, -1) if what == "matrix" else (-1,))
+    if bool(torch.isnan(inside).any()):
+        raise DomainError(_domain_message(curve, low, high, what))
+    return inside
+
+
+def _domain_message(curve: Curve, low: float, high: float, what: str) -> str:
+    lower, upper = curve.domain
+    kinds = "SigmE or AsinhE" if high > upper else "SignedMaxExp, SigmE or AsinhE"
+    if what == "matrix":
+        seen = "entries of the matrix after division by its trace" if curve.trace_normalize else "entries of the matrix"
+        advice = (
+            f"Beta-centred features give negative entries: for those take {kinds}; "
+            "mode='spectral' takes a positive semi-definite matrix with every curve."
+        )
+    else:
+        seen = "features pooled over locations"
+        advice = f"Take {kinds}, or bring the features into the domain first."
+    return f"{type(curve).__name__} needs {seen} in [{lower:g}, {upper:g}] (got {low:.6g} to {high:.6g}). {advice}"
+
+
+def require_symmetric(given: Tensor, symmetric: Tensor, dtype: torch.dtype) -> None:
+    """Each matrix beside its own largest entry, so that a large one in the batch hides nothing."""
+    if given.numel() == 0:
+        return
+    difference = given.detach() - symmetric.detach()
+    low, high = torch.aminmax(difference)  # NaN and infinity carry through
+    if not bool(torch.isfinite(low) & torch.isfinite(high)):
+        require_finite(given, "matrix")
+    if bool(low == 0) and bool(high == 0):  # a product of a matrix with itself: no second pass
+        return
+    gap, largest = difference.abs().amax((-2, -1)), given.detach().abs().amax((-2, -1))
+    refused = gap > max(ROUND_OFF, 4 * torch.finfo(dtype).eps) * largest
+    if bool(refused.any()):
+        raise NotSymmetricError(
+            "matrix must be symmetric up to round-off (got entries that differ from their mirror by "
+            f"{2 * gap[refused].max().item():.6g}, beside a largest entry of {largest[refused].max().item():.6g}). "
+            "Symmetrise it: (matrix + matrix.mT) / 2."
+        )
+
+
+def mark_of_bad(moment: Tensor, curve: Curve) -> Tensor:  # shape: (*, C, C) -> (*, 1, 1)
+    """NaN for a matrix that is not finite, or whose trace cannot normalise it; else 0. Where checks are off, it marks
+    the result."""
+    mark = zero_or_nan(moment).sum((-2, -1))
+    if curve.trace_normalize:
+        trace = trace_of(moment.detach())
+        usable = ((trace > 0) & (trace < torch.inf)) | (moment.detach() == 0).flatten(-2).all(-1)
+        mark = torch.where(usable, mark, torch.nan)
+    return mark[..., None, None]
+
+
+def expand(per_set: int | Tensor, dims: int) -> int | Tensor:
+    return per_set[(..., *(None,) * dims)] if isinstance(per_set, Tensor) else per_set
