@@ -11,7 +11,7 @@ TOLERANCES = {
     torch.float64: {"rtol": 1e-12, "atol": 1e-13},
 }
 
-ULPS = 16
+ULPS = 8
 """Units in the last place that a curve's own formulas may be off, at any point of its domain."""
 
 

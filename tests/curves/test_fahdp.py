@@ -78,8 +78,8 @@ class TestIdentity(FAHDPContract):
 
     @classmethod
     def exponent(cls, points, theta):
-        # eta~ is irrational, so it is rounded: (1-p)^eta~ is e^-x with x rounded.
-        return -eta(theta) * log(1 - min(points)) if theta < 1 and min(points) < 1 else mpf(0)
+        # (1-p)^eta~ is e^-x, and x carries the round-off of eta~(t): with a tensor t, of each step of its formula.
+        return -3 * eta(theta) * log(1 - min(points)) if theta < 1 and min(points) < 1 else mpf(0)
 
     @classmethod
     def parameter_derivative(cls, p, theta):
