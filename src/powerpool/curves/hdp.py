@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from powerpool.curves._forms import TINY, safe_divide
+from powerpool.curves._forms import safe_divide
 from powerpool.curves.base import Curve, Parameter
 
 
@@ -49,19 +49,14 @@ class HDP(Curve):
         return safe_divide(root, p) * root
 
     def _divided_difference(self, a: Tensor, b: Tensor, theta: Parameter) -> Tensor:
-        # e^{-t/x} - e^{-t/y} = -e^{-t/x} expm1(-z), z = t (x-y)/(xy), for x >= y.
+        # e^{-t/x} - e^{-t/y} = -e^{-t/x} expm1(-z), z = t (x-y)/(xy), for x >= y: exact down to the last gap, then g'.
         high, low = torch.maximum(a, b), torch.minimum(a, b)
         q = _exponent(high, theta)
-        z = q * safe_divide(high - low, low)
-        # Far apart, divide by the gap itself; near a tie, where the gap may be 0, by z = t * gap / (high * low).
-        near = z <= 1
-        small = z < TINY
-        safe_z = torch.where(near & ~small, z, 1.0)
-        quotient = torch.where(small, 1.0, -torch.expm1(-safe_z) / safe_z)
         root = torch.exp(-q / 2)
-        at_tie = quotient * safe_divide(q * root, low) * root
+        z = q * safe_divide(high - low, low)
         apart = safe_divide(-root * torch.expm1(-z), high - low) * root
-        return torch.where(low > 0, torch.where(near, at_tie, apart), self._ratio(high, theta))
+        at_tie = safe_divide(q * root, high) * root
+        return torch.where(low > 0, torch.where(high == low, at_tie, apart), self._ratio(high, theta))
 
 
 def _exponent(p: Tensor, theta: Parameter) -> Tensor:
