@@ -58,7 +58,7 @@ def test_all_is_sorted_and_complete(name: str) -> None:
     assert public <= set(module.__all__)
 
 
-# The calls that ARCHITECTURE.md promises, as they stand there.
+# The calls that users rely on, as the documents write them.
 CONTRACT = {
     "Gamma": "gamma=0.5",
     "MaxExp": "eta=50",

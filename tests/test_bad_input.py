@@ -648,3 +648,76 @@ def test_a_trace_that_cannot_normalise_gives_nan(operator: Any) -> None:
     assert torch.isnan(result[:2]).all()
     assert torch.equal(result[2], torch.zeros(2, 2))
     torch.testing.assert_close(result[3], operator(torch.eye(2), pp.SigmE(5.0)))
+
+
+def test_an_indefinite_matrix_that_squaring_can_see_only_in_its_result() -> None:
+    matrix = torch.full((3, 3), -0.9).fill_diagonal_(1.0)  # |M_ij| < sqrt(M_ii M_jj), and an eigenvalue of -0.8
+    with pytest.raises(ValueError, match=r"positive semi-definite.*AsinhE or SigmE"):
+        pp.spectral(matrix, pp.MaxExp(50))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("solver", ["eigen", "squaring"])
+def test_round_off_of_half_precision_matrices_is_no_error(solver: str, dtype: torch.dtype) -> None:
+    """A singular moment rounded to half precision has eigenvalues of -1e-3 of the largest."""
+    features = torch.rand(2, 64, 16, generator=torch.Generator().manual_seed(0))
+    matrix = pp.autocorrelation(features).to(dtype)
+    assert torch.linalg.eigvalsh(matrix.float()).min() < -1e-5 * torch.linalg.eigvalsh(matrix.float()).max()
+    exact = pp.spectral(matrix.double().clamp(min=0) + 1e-2 * torch.eye(64), pp.MaxExp(10), "eigen")
+    for check in (True, False):
+        result = pp.spectral(matrix, pp.MaxExp(10), solver, check=check)
+        assert torch.isfinite(result).all()
+        assert (result.double() - exact).norm() / exact.norm() < 0.2
+    if solver == "eigen":
+        for curve in (pp.Gamma(0.5), pp.HDP(0.1), pp.FAHDP(0.1)):
+            assert torch.isfinite(pp.spectral(matrix, curve, solver)).all()
+
+
+@pytest.mark.parametrize("scale", [1e-22, 1e-30])
+def test_subnormal_moments_are_finite(scale: float) -> None:
+    features = (scale * torch.rand(5, 4, generator=torch.Generator().manual_seed(0))).requires_grad_()
+    for curve in (pp.Gamma(0.5), pp.HDP(0.1), pp.MaxExp(50), pp.AsinhE(10.0)):
+        for solver in ("eigen", "gram"):
+            result = pp.second_order_pool(features, curve, solver=solver)
+            assert torch.isfinite(result).all()
+            assert torch.isfinite(torch.autograd.grad(result.sum(), features)[0]).all()
+
+
+def test_moments_that_overflow_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"too large.*overflows torch.float32.*1e\+20.*float64"):
+        pp.autocorrelation(torch.full((2, 3), 1e20))
+    with pytest.raises(ValueError, match=r"too large.*1e\+20"):
+        pp.segment_autocorrelation(torch.full((3, 2), 1e20), torch.tensor([0, 0, 1]))
+
+
+@pytest.mark.parametrize("operator", [pp.elementwise, pp.spectral], ids=["elementwise", "spectral"])
+def test_power_of_a_negative_trace_is_refused(operator: Any) -> None:
+    with pytest.raises(ValueError, match=r"trace_power.*must be > 0 \(got -0.5"):
+        operator(torch.diag(torch.tensor([-1.0, 0.5])), pp.AsinhE(10.0), trace_power=0.5)
+
+
+@pytest.mark.parametrize("options, message", [
+    ({"eps": float("inf")}, "eps must be >= 0 and finite"),
+    ({"slope": float("nan")}, "trace_power and slope must be finite"),
+    ({"trace_power": float("inf")}, "trace_power and slope must be finite"),
+])  # fmt: skip
+def test_terms_must_be_finite(options: dict[str, float], message: str) -> None:
+    for operator in (pp.elementwise, pp.spectral):
+        with pytest.raises(ValueError, match=message):
+            operator(torch.eye(2), pp.MaxExp(2), **options)
+
+
+@pytest.mark.parametrize("mode", ["elementwise", "eigen", "squaring", "gram", "newton_schulz"])
+def test_gradient_of_a_set_with_nan_is_nan_and_of_the_others_is_not(mode: str) -> None:
+    """Nothing is masked: what came from NaN stays NaN, in the value and in the gradient."""
+    features = torch.rand(2, 5, 4, generator=torch.Generator().manual_seed(0))
+    features[0, 1, 2] = torch.nan
+    features.requires_grad_()
+    curve = pp.Gamma(0.5) if mode == "newton_schulz" else pp.MaxExp(5)
+    options = {"mode": "elementwise"} if mode == "elementwise" else {"solver": mode}
+    result = pp.second_order_pool(features, curve, check=False, **options)
+    (grad,) = torch.autograd.grad(result.sum(), features)
+    assert torch.isnan(result[0]).all()
+    assert torch.isnan(grad[0]).any()
+    assert torch.isfinite(result[1]).all()
+    assert torch.isfinite(grad[1]).all()

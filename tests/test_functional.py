@@ -114,7 +114,7 @@ def _gradient_of_appendix_b(moment: Tensor, weight: Tensor, curve: pp.Curve) -> 
 
 
 def _exact_gradient(moment: Tensor, weight: Tensor, curve: pp.Curve) -> Tensor:
-    """MATH.md section 7: from each diagonal entry the sum of G_ij g'(p_ij) M_ij / (tr + eps)^2 is subtracted."""
+    """docs/errata.md: from each diagonal entry the sum of G_ij g'(p_ij) M_ij / (tr + eps)^2 is subtracted."""
     scale = _trace(moment) + EPS
     slope = weight * curve.derivative(moment / scale)
     coupling = (slope * moment).sum((-2, -1), keepdim=True) / scale**2

@@ -15,13 +15,14 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
-ROUND_OFF = 1e-5
-"""How far round-off may push a matrix out of symmetry, or an entry or eigenvalue out of a domain.
 
-Relative to the largest entry or eigenvalue of the same matrix.
+def round_off(dtype: torch.dtype) -> float:
+    """How far round-off may push a matrix of ``dtype`` out of symmetry, or an entry or eigenvalue out of a domain.
 
-The same bound serves float64: matrices often come from float32 features, and are float64 only in name.
-"""
+    Relative to the largest entry or eigenvalue of the same matrix. The bound of float32 serves float64 too: matrices
+    often come from float32 features, and are float64 only in name.
+    """
+    return max(1e-5, torch.finfo(dtype).eps)
 
 
 class PowerPoolError(Exception):
@@ -54,6 +55,10 @@ class NotFiniteError(DomainError):
 
 class NotSymmetricError(PowerPoolError, ValueError):
     """A matrix differs from its transpose by more than round-off."""
+
+
+class DoubleBackwardError(PowerPoolError, RuntimeError, ValueError):
+    """A second derivative was asked of an operator that has none; better than a wrong one."""
 
 
 class NotPositiveError(DomainError):
@@ -95,6 +100,12 @@ def zero_or_nan(tensor: Tensor) -> Tensor:
     """
     values = tensor.detach()
     return values - values
+
+
+def nan_unless_finite(matrix: Tensor) -> Tensor:  # shape: (*, A, B) -> (*,)
+    """NaN for a matrix that contains NaN or infinity, else 0: two reductions, no copy of the matrix."""
+    values = matrix.detach()
+    return zero_or_nan(values.amax((-2, -1))) + zero_or_nan(values.amin((-2, -1)))
 
 
 def require_floating(tensor: Tensor, name: str) -> None:
@@ -193,5 +204,5 @@ def require_beta(beta: float) -> None:
 
 def require_eps(eps: float) -> None:
     """Refuse a negative regulariser."""
-    if not eps >= 0.0:
-        raise ArgumentError(f"eps must be >= 0 (got {eps}); the paper uses 1e-6.")
+    if not 0.0 <= eps < float("inf"):
+        raise ArgumentError(f"eps must be >= 0 and finite (got {eps}); the paper uses 1e-6.")

@@ -59,12 +59,11 @@ def spatial_coordinates(
     dtype = torch.get_default_dtype() if dtype is None else dtype
     if not dtype.is_floating_point:
         raise DTypeError(f"dtype must be a floating-point dtype (got {dtype}).")
-    # In float64 on the CPU, then moved: a few thousand numbers, and not every device has float64.
-    along_x = _encode(width, pivots, sigma, alpha)  # (Z, W)
-    along_y = _encode(height, pivots, sigma, alpha)  # (Z, H)
+    along_x = _encode(width, pivots, sigma, alpha, device)  # (Z, W)
+    along_y = _encode(height, pivots, sigma, alpha, device)  # (Z, H)
     x_block = along_x.unsqueeze(-2).expand(pivots, height, width)
     y_block = along_y.unsqueeze(-1).expand(pivots, height, width)
-    return torch.cat([x_block, y_block]).flatten(-2).to(device=device, dtype=dtype)  # (2 Z, H W)
+    return torch.cat([x_block, y_block]).flatten(-2).to(dtype)  # (2 Z, H W)
 
 
 def append_coordinates(features: Tensor, coordinates: Tensor) -> Tensor:
@@ -99,9 +98,13 @@ def append_coordinates(features: Tensor, coordinates: Tensor) -> Tensor:
     return torch.cat([features, shared], dim=-2)
 
 
-def _encode(length: int, pivots: int, sigma: float, alpha: float) -> Tensor:  # -> (Z, length)
-    places = torch.arange(length, dtype=torch.float64) / max(length - 1, 1)
-    centres = torch.linspace(-0.2, 1.2, pivots, dtype=torch.float64).unsqueeze(-1)  # (Z, 1)
+def _encode(
+    length: int, pivots: int, sigma: float, alpha: float, device: torch.device | str | None
+) -> Tensor:  # -> (Z, length)
+    # Made where it is used: a copy from the host would synchronise. Metal has no float64.
+    dtype = torch.float32 if device is not None and torch.device(device).type == "mps" else torch.float64
+    places = torch.arange(length, dtype=dtype, device=device) / max(length - 1, 1)
+    centres = torch.linspace(-0.2, 1.2, pivots, dtype=dtype, device=device).unsqueeze(-1)  # (Z, 1)
     return alpha * torch.exp(-((places - centres) ** 2) / sigma**2)
 
 

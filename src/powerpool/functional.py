@@ -15,6 +15,7 @@ vanishing gradients. Together they give :math:`G (\operatorname{tr} M + \varepsi
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, NoReturn
 
@@ -24,7 +25,6 @@ from torch import Tensor
 from powerpool import curves, solvers
 from powerpool.checks import (
     ArgumentError,
-    NotFiniteError,
     require_beta,
     require_choice,
     require_eps,
@@ -32,18 +32,20 @@ from powerpool.checks import (
     require_finite,
     require_mask,
     require_square,
+    round_off,
     values_are_checked,
     zero_or_nan,
 )
 from powerpool.coordinates import append_coordinates
 from powerpool.curves import Curve
-from powerpool.moments import center, count
+from powerpool.moments import center, count, kept, overflow
 from powerpool.normalize import (
     expand,
+    inside_domain,
     mark_of_bad,
     normalized,
-    require_inside_domain,
     require_symmetric,
+    require_trace,
     trace_of,
     trace_scale,
 )
@@ -86,7 +88,7 @@ def elementwise(
     checked = values_are_checked(matrix, check)
     with without_autocast(matrix):
         moment = at_least_float32(matrix)
-        result = _elementwise(moment, curve, checked, _Residual(eps, trace_power, slope))
+        result = _elementwise(moment, curve, checked, _terms(eps, trace_power, slope, matrix.dtype))
         return (result if checked else result + mark_of_bad(moment, curve)).to(matrix.dtype)
 
 
@@ -124,13 +126,11 @@ def spectral(
     with without_autocast(matrix):
         given = at_least_float32(matrix)
         moment = symmetrize(given)
-        residual = _Residual(eps, trace_power, slope)
+        terms = _terms(eps, trace_power, slope, matrix.dtype)
         if checked:
             require_symmetric(given, moment, matrix.dtype)
-            return _spectral(moment, curve, chosen, True, residual).to(matrix.dtype)
-        # eigh raises on NaN, for the whole batch; this way the bad matrices alone become NaN.
-        bad = mark_of_bad(moment, curve)
-        return (_spectral(torch.where(bad == 0, moment, 0.0), curve, chosen, False, residual) + bad).to(matrix.dtype)
+            return _spectral(moment, curve, chosen, True, terms).to(matrix.dtype)
+        return (_spectral(moment, curve, chosen, False, terms) + mark_of_bad(moment, curve)).to(matrix.dtype)
 
 
 def first_order_pool(
@@ -156,10 +156,9 @@ def first_order_pool(
     require_features(features)
     require_choice(reduce, REDUCTIONS, "reduction")
     checked = values_are_checked(features, check)
-    values = at_least_float32(features)
     if mask is not None:
         require_mask(mask, features, check)
-        values = torch.where(mask.unsqueeze(-2), values, 0.0)
+    values = kept(at_least_float32(features), mask)
     if checked:
         require_finite(values, "features")
     if reduce == "mean":
@@ -169,8 +168,11 @@ def first_order_pool(
     # NaN where a channel has NaN or infinity (max passes over -inf, so the mean alone would show it) or no location.
     bad = zero_or_nan(pooled) + zero_or_nan(values).sum(-1)
     if curve is not None:
+        precision = round_off(features.dtype)
         inside = (
-            require_inside_domain(pooled, curve, values, "features") if checked else curve.into_domain(pooled, (-1,))
+            inside_domain(pooled, curve, values, "features", precision)
+            if checked
+            else curve.into_domain(pooled, (-1,), precision)
         )
         pooled = curve.value(inside)
     return (pooled if checked else pooled + bad).to(features.dtype)
@@ -209,20 +211,21 @@ def second_order_pool(
     curve = None if curve is None else curves.resolve(curve)
     if solver != "auto":  # a misspelt name is an error even where no solver is needed
         solver = solvers.resolve(solver)
-    residual = _Residual(eps, trace_power, slope)
+    terms = _terms(eps, trace_power, slope, torch.float32)
     with without_autocast(features):
         sets = _prepare(features, beta, coordinates, mask, check)
         if curve is None:
-            result = residual(sets.moment(), sets.moment())
+            moment = sets.moment()
+            result = terms(moment, moment)
         elif mode == "elementwise":
-            result = _elementwise(sets.moment(), curve, sets.checked, residual)
+            result = _elementwise(sets.moment(), curve, sets.checked, terms)
         else:
             chosen = _choose(solver, curve, sets.values, locations=sets.values.shape[-1])
             if isinstance(chosen, Gram):
-                result = _factor(sets, curve, residual).dense()
+                result = _factor(sets, curve, terms).dense()
             else:
                 # The moment is positive and symmetric by construction: only the features had to be checked.
-                result = _spectral(sets.moment(), curve, chosen, False, residual)
+                result = _spectral(sets.moment(), curve, chosen, False, terms)
         return (result if sets.checked else result + sets.bad).to(features.dtype)
 
 
@@ -253,7 +256,7 @@ def gram_factor(
     curve = None if curve is None else curves.resolve(curve)
     with without_autocast(features):
         sets = _prepare(features, beta, coordinates, mask, check)
-        factor = _factor(sets, curve, _Residual(eps, trace_power, slope))
+        factor = _factor(sets, curve, _terms(eps, trace_power, slope, torch.float32))
         return factor if sets.checked else GramFactor(factor.features, factor.core + sets.bad)
 
 
@@ -264,12 +267,13 @@ def require_matrix_solver(solver: Solver, curve: Curve) -> None:
     solver.require(curve)
 
 
-class _Residual(NamedTuple):
-    """eps, and the terms of G* and G-double-dagger."""
+class _Terms(NamedTuple):
+    """eps, the terms of G* and G-double-dagger, and the round-off of the matrix as it was given."""
 
     eps: float
     trace_power: float
     slope: float
+    round_off: float
 
     def __call__(self, result: Tensor, moment: Tensor) -> Tensor:
         if self.trace_power:
@@ -277,9 +281,16 @@ class _Residual(NamedTuple):
         return result + self.slope * moment if self.slope else result
 
 
+def _terms(eps: float, trace_power: float, slope: float, dtype: torch.dtype) -> _Terms:
+    require_eps(eps)
+    if not (abs(trace_power) < math.inf and abs(slope) < math.inf):  # Dynamo does not trace math.isfinite
+        raise ArgumentError(f"trace_power and slope must be finite (got {trace_power} and {slope}); 0 leaves them out.")
+    return _Terms(eps, trace_power, slope, round_off(dtype))
+
+
 @dataclass(frozen=True)
 class _Sets:
-    """Features as they enter the moment: centred, with coordinates, zero where masked out, finite, float32 or more."""
+    """Features as they enter the moment: centred, with coordinates, zero where masked out, float32 or more."""
 
     values: Tensor  # shape: (*, C', N)
     number: int | Tensor  # of locations, shape: (*,)
@@ -303,8 +314,7 @@ def _prepare(
     values = center(at_least_float32(features), beta, mask)
     if coordinates is not None:
         values = append_coordinates(values, coordinates)
-        if mask is not None:
-            values = torch.where(mask.unsqueeze(-2), values, 0.0)
+        values = kept(values, mask)
     # One pass finds NaN, infinity and a moment that would overflow: |M_ij| is at most the sum of squares.
     energy = torch.linalg.vector_norm(values.detach(), dim=(-2, -1), keepdim=True).square()
     if checked and not bool(torch.isfinite(energy).all()):
@@ -316,33 +326,42 @@ def _prepare(
     if isinstance(number, Tensor):
         bad = bad + expand(0 / number, 2)  # NaN for an empty set
         number = number.clamp(min=1)
-    return _Sets(torch.where(bad == 0, values, 0.0), number, False, bad)
+    return _Sets(values, number, False, bad)
 
 
 def _refuse_features(
     features: Tensor, coordinates: Tensor | None, mask: Tensor | None, computed: torch.dtype
 ) -> NoReturn:
-    require_finite(features if mask is None else torch.where(mask.unsqueeze(-2), features, 0.0), "features")
+    require_finite(kept(features, mask), "features")
     if coordinates is not None:
         require_finite(coordinates, "coordinates")
-    raise NotFiniteError(
-        f"features are too large: their second-order moment overflows {computed} "
-        f"(got features up to {features.detach().abs().max().item():.6g}). Scale them down, or use float64."
-    )
+    raise overflow(features, computed)
 
 
-def _elementwise(moment: Tensor, curve: Curve, checked: bool, residual: _Residual) -> Tensor:
-    p = normalized(moment, curve, residual.eps, checked)
-    p = require_inside_domain(p, curve, moment, "matrix") if checked else curve.into_domain(p, (-2, -1))
-    return residual(curve.value(p + residual.eps if curve.adds_eps else p), moment)
+def _elementwise(moment: Tensor, curve: Curve, checked: bool, terms: _Terms) -> Tensor:
+    p = normalized(moment, curve, terms.eps, checked)
+    if checked:
+        p = inside_domain(p, curve, moment, "matrix", terms.round_off)
+        _require_power_of_trace(moment, terms)
+    else:
+        p = curve.into_domain(p, (-2, -1), terms.round_off)
+    return terms(curve.value(p + terms.eps if curve.adds_eps else p), moment)
 
 
-def _spectral(moment: Tensor, curve: Curve, solver: Solver, checked: bool, residual: _Residual) -> Tensor:
-    return residual(solver.apply(normalized(moment, curve, residual.eps, checked), curve, checked), moment)
+def _spectral(moment: Tensor, curve: Curve, solver: Solver, checked: bool, terms: _Terms) -> Tensor:
+    if checked:
+        _require_power_of_trace(moment, terms)
+    p = normalized(moment, curve, terms.eps, checked)
+    return terms(solver.apply(p, curve, checked, terms.round_off), moment)
 
 
-def _factor(sets: _Sets, curve: Curve | None, residual: _Residual) -> GramFactor:
-    scale = trace_scale(sets.trace(), residual.eps)
+def _require_power_of_trace(moment: Tensor, terms: _Terms) -> None:
+    if terms.trace_power:
+        require_trace(moment, trace_of(moment), "trace_power multiplies by a power of the trace")
+
+
+def _factor(sets: _Sets, curve: Curve | None, terms: _Terms) -> GramFactor:
+    scale = trace_scale(sets.trace(), terms.eps)
     divisor = scale if curve is not None and curve.trace_normalize else torch.ones_like(scale)
     features = sets.values / expand(torch.sqrt(divisor * sets.number), 2)
     locations = features.shape[-1]
@@ -352,10 +371,10 @@ def _factor(sets: _Sets, curve: Curve | None, residual: _Residual) -> GramFactor
     else:
         core = Gram().factor(features, curve).core
     # The residual terms act on the small core: M = divisor * X X^T.
-    if residual.trace_power:
-        core = core * expand(scale, 2) ** residual.trace_power
-    if residual.slope:
-        core = core + residual.slope * expand(divisor, 2) * identity
+    if terms.trace_power:
+        core = core * expand(scale, 2) ** terms.trace_power
+    if terms.slope:
+        core = core + terms.slope * expand(divisor, 2) * identity
     return GramFactor(features, core)
 
 

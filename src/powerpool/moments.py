@@ -14,6 +14,7 @@ from powerpool.checks import (
     ArgumentError,
     DomainError,
     DTypeError,
+    NotFiniteError,
     ShapeError,
     require_beta,
     require_features,
@@ -70,15 +71,24 @@ def autocorrelation(
     require_beta(beta)
     if mask is not None:
         require_mask(mask, features, check)
-    if values_are_checked(features, check):
-        require_finite(_kept(features.detach(), mask), "features")
+    checked = values_are_checked(features, check)
+    if checked:
+        require_finite(kept(features.detach(), mask), "features")
     with without_autocast(features):
         computed = at_least_float32(features)
         total = self_product(center(computed, beta, mask))  # (*, C, C)
+        if checked:
+            _require_no_overflow(total, features)
         # A NaN divisor makes the whole matrix NaN, and so its gradient.
         poison = zero_or_nan(total.diagonal(dim1=-2, dim2=-1)).sum(-1)  # (*,)
         matrix = total / (count(computed, mask) + poison)[..., None, None]
     return matrix.to(features.dtype)
+
+
+def kept(features: Tensor, mask: Tensor | None) -> Tensor:  # shape: (*, C, N) -> (*, C, N)
+    """Features with zeros where the mask takes a location out."""
+    # where, not a product: 0 * NaN is NaN, in the value and in the gradient.
+    return features if mask is None else torch.where(mask.unsqueeze(-2), features, 0.0)
 
 
 def center(features: Tensor, beta: float, mask: Tensor | None = None) -> Tensor:
@@ -93,14 +103,14 @@ def center(features: Tensor, beta: float, mask: Tensor | None = None) -> Tensor:
         >>> center(torch.tensor([[1.0, 3.0, 9.0]]), beta=0.5, mask=torch.tensor([True, True, False]))
         tensor([[0., 2., 0.]])
     """
-    features = _kept(features, mask)
+    features = kept(features, mask)
     if beta == 0:
         return features
     locations = count(features, mask)  # int, or (*,)
     if isinstance(locations, Tensor):
         locations = locations[..., None, None]
     mean = features.sum(-1, keepdim=True) / locations  # (*, C, 1)
-    return _kept(features - beta * mean, mask)
+    return kept(features - beta * mean, mask)
 
 
 def count(features: Tensor, mask: Tensor | None = None) -> int | Tensor:
@@ -165,6 +175,8 @@ def segment_autocorrelation(
             means = _segment_means(rows, index, num_segments)  # (S, C)
             rows = rows - (beta * means).index_select(0, index)
         matrix = segment_moment(rows, plan_segments(index, num_segments, rows.shape[1]))
+        if values_are_checked(features, check):
+            _require_no_overflow(matrix, features)
     return matrix.to(features.dtype)
 
 
@@ -195,9 +207,18 @@ def segment_mean(
     return _segment_means(at_least_float32(features), index, num_segments).to(features.dtype)
 
 
-def _kept(features: Tensor, mask: Tensor | None) -> Tensor:
-    # where, not a product: 0 * NaN is NaN, in the value and in the gradient.
-    return features if mask is None else torch.where(mask.unsqueeze(-2), features, 0.0)
+def _require_no_overflow(moment: Tensor, features: Tensor) -> None:
+    """Refuse finite features whose squares are not. Reads the diagonal."""
+    if not bool(torch.isfinite(moment.detach().diagonal(dim1=-2, dim2=-1)).all()):
+        raise overflow(features, moment.dtype)
+
+
+def overflow(features: Tensor, computed: torch.dtype) -> NotFiniteError:
+    """What to say of finite features whose moment is not."""
+    return NotFiniteError(
+        f"features are too large: their second-order moment overflows {computed} "
+        f"(got features up to {features.detach().abs().max().item():.6g}). Scale them down, or use float64."
+    )
 
 
 def _segment_means(rows: Tensor, index: Tensor, num_segments: int) -> Tensor:

@@ -6,13 +6,13 @@ import torch
 from torch import Tensor
 
 from powerpool.checks import (
-    ROUND_OFF,
     DomainError,
     NotFiniteError,
     NotPositiveError,
     NotSymmetricError,
+    nan_unless_finite,
     require_finite,
-    zero_or_nan,
+    round_off,
 )
 from powerpool.curves import Curve
 
@@ -32,12 +32,16 @@ def normalized(moment: Tensor, curve: Curve, eps: float, checked: bool) -> Tenso
     if not curve.trace_normalize:
         return moment
     trace = trace_of(moment)
-    if checked and not bool(((trace > 0) & (trace < torch.inf)).all()):
-        _require_trace(moment.detach(), trace.detach(), curve)
+    if checked:
+        require_trace(moment, trace, f"{type(curve).__name__} divides the matrix by its trace")
     return moment / expand(trace_scale(trace, eps), 2)
 
 
-def _require_trace(moment: Tensor, trace: Tensor, curve: Curve) -> None:
+def require_trace(moment: Tensor, trace: Tensor, what: str) -> None:
+    """Refuse a trace that cannot divide the matrix: negative, infinite, or 0 though the matrix is not. Reads values."""
+    if bool(((trace > 0) & (trace < torch.inf)).all()):
+        return
+    moment, trace = moment.detach(), trace.detach()
     require_finite(moment, "matrix")
     if bool((trace == torch.inf).any()):
         raise NotFiniteError(
@@ -47,16 +51,17 @@ def _require_trace(moment: Tensor, trace: Tensor, curve: Curve) -> None:
     refused = (trace <= 0) & (moment != 0).flatten(-2).any(-1)
     if bool(refused.any()):
         raise NotPositiveError(
-            f"{type(curve).__name__} divides the matrix by its trace, which must be > 0 "
+            f"{what}, which must be > 0 "
             f"(got {trace[refused].min().item():.6g} for a matrix that is not zero). "
             "Take AsinhE, or SigmE with trace_normalize=False, for such a matrix."
         )
 
 
-def require_inside_domain(p: Tensor, curve: Curve, given: Tensor, what: str) -> Tensor:
-    """``p`` moved into the domain where round-off put it outside, after one pass that finds anything worse.
+def inside_domain(p: Tensor, curve: Curve, given: Tensor, what: str, precision: float) -> Tensor:
+    """``p`` moved into the domain where round-off put it outside, after one pass that refuses anything worse.
 
     ``given`` is what the user passed, ``what`` its name: ``p`` is a matrix, or features pooled over locations.
+    ``precision`` is the round-off of its dtype.
     """
     if p.numel() == 0:
         return p
@@ -67,7 +72,7 @@ def require_inside_domain(p: Tensor, curve: Curve, given: Tensor, what: str) -> 
     lower, upper = curve.domain
     if low >= lower and high <= upper:
         return p
-    inside = curve.into_domain(p, (-2, -1) if what == "matrix" else (-1,))
+    inside = curve.into_domain(p, (-2, -1) if what == "matrix" else (-1,), precision)
     if bool(torch.isnan(inside).any()):
         raise DomainError(_domain_message(curve, low, high, what))
     return inside
@@ -99,7 +104,7 @@ def require_symmetric(given: Tensor, symmetric: Tensor, dtype: torch.dtype) -> N
     if bool(low == 0) and bool(high == 0):  # a product of a matrix with itself: no second pass
         return
     gap, largest = difference.abs().amax((-2, -1)), given.detach().abs().amax((-2, -1))
-    refused = gap > max(ROUND_OFF, 4 * torch.finfo(dtype).eps) * largest
+    refused = gap > 4 * round_off(dtype) * largest
     if bool(refused.any()):
         raise NotSymmetricError(
             "matrix must be symmetric up to round-off (got entries that differ from their mirror by "
@@ -111,11 +116,12 @@ def require_symmetric(given: Tensor, symmetric: Tensor, dtype: torch.dtype) -> N
 def mark_of_bad(moment: Tensor, curve: Curve) -> Tensor:  # shape: (*, C, C) -> (*, 1, 1)
     """NaN for a matrix that is not finite, or whose trace cannot normalise it; else 0. Where checks are off, it marks
     the result."""
-    mark = zero_or_nan(moment).sum((-2, -1))
+    mark = nan_unless_finite(moment)
     if curve.trace_normalize:
-        trace = trace_of(moment.detach())
-        usable = ((trace > 0) & (trace < torch.inf)) | (moment.detach() == 0).flatten(-2).all(-1)
-        mark = torch.where(usable, mark, torch.nan)
+        values = moment.detach()
+        trace = trace_of(values)
+        is_zero = (values.amax((-2, -1)) == 0) & (values.amin((-2, -1)) == 0)
+        mark = torch.where(((trace > 0) & (trace < torch.inf)) | is_zero, mark, torch.nan)
     return mark[..., None, None]
 
 

@@ -31,7 +31,7 @@ def product(a: Tensor, b: Tensor) -> Tensor:  # shape: (*, A, B), (*, B, C) -> (
 
 def symmetrize(matrix: Tensor) -> Tensor:  # shape: (*, A, A) -> (*, A, A)
     """(M + M^T)/2."""
-    return (matrix + matrix.mT) / 2
+    return (matrix + matrix.mT).mul_(0.5)
 
 
 class _SelfProduct(torch.autograd.Function):

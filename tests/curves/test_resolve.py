@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import numpy as np
 import pytest
 import torch
 
@@ -70,3 +73,23 @@ def test_a_wrong_value_keeps_the_error_of_the_curve():
         curves.resolve("maxexp", eta=0.5)
     with pytest.raises(DTypeError, match="eta must have a floating-point dtype"):
         curves.resolve("maxexp", eta=torch.tensor(3))
+
+
+@pytest.mark.parametrize("number", [np.int64(50), np.float32(50.0), np.float64(50.0), 50, 50.0])
+def test_numbers_of_numpy_are_numbers(number: float) -> None:
+    curve = pp.MaxExp(number)
+    assert type(curve.eta) in (int, float)
+    assert curve.integer_power() == pp.curves.IntegerPower(50, complement=True)
+
+
+@pytest.mark.parametrize("make", [lambda: pp.MaxExp(1e300), lambda: pp.MaxExp(10**400), lambda: pp.FAHDP(1e-200)])
+def test_absurd_numbers_are_refused(make: Callable[[], pp.Curve]) -> None:
+    with pytest.raises(ValueError, match=r"needs .* \(got 1"):
+        make()
+
+
+def test_exponents_too_long_for_a_chain_take_eigenvalues() -> None:
+    assert pp.MaxExp(2**20).integer_power() is not None
+    assert pp.MaxExp(2**20 + 1).integer_power() is None
+    assert pp.select_solver(pp.FAHDP(1e-12), 8).name == "eigen"
+    assert torch.isfinite(pp.spectral(torch.eye(3), pp.FAHDP(1e-12))).all()

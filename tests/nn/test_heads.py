@@ -199,3 +199,21 @@ def test_factor_keeps_its_parts_and_its_matrix() -> None:
 def test_wrong_size_is_refused(call: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         call()
+
+
+def test_a_factor_passes_through_vmap_and_export() -> None:
+    pool = pp.nn.SecondOrderFactor2d(6, pp.MaxExp(5))
+    maps = torch.rand(3, 6, 2, 2)
+    expected = pool(maps)
+    mapped = torch.func.vmap(pool)(maps)
+    exported = torch.export.export(pool, (maps,)).module()(maps)
+    for factor in (mapped, exported):
+        torch.testing.assert_close(factor.features, expected.features)
+        torch.testing.assert_close(factor.core, expected.core)
+
+
+def test_heads_refuse_what_they_cannot_read() -> None:
+    with pytest.raises(TypeError, match=r"takes a GramFactor.*got Tensor.*to_dense"):
+        pp.nn.FactoredHead(4, 2, 1)(torch.eye(4))
+    with pytest.raises(ValueError, match=r"size, classes >= 1 \(got 0, 3\)"):
+        pp.nn.DenseHead(0, 3)

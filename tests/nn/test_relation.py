@@ -41,7 +41,7 @@ def _power(matrix: Tensor, mode: str, curve: pp.Curve | None) -> Tensor:
 def _explicit(
     support: Tensor, query: Tensor, mode: str, curve: pp.Curve | None, variant: str, beta: float, grid: Tensor | None
 ) -> Tensor:
-    """MATH.md section 6 for one support (J, K, N) and one query (K, N)."""
+    """The three formulas, for one support (J, K, N) and one query (K, N)."""
     if variant == "outer":
         first = _power(_moment(support.mean(0), beta, grid), mode, curve)
     elif variant == "outer+L":

@@ -29,7 +29,7 @@ def _reference_iteration(matrix: Tensor, iterations: int) -> Tensor:
 @pytest.mark.parametrize("name", ["random", "repeated", "identity", "one-by-one"])
 def test_value_after_twenty_iterations(name: str, dtype: torch.dtype) -> None:
     matrix = MATRICES[name].to(dtype)
-    root = pp.spectral(matrix, SQRT, "newton_schulz")  # 20 iterations by default
+    root = pp.spectral(matrix, SQRT, NewtonSchulz(20))
     torch.testing.assert_close(root, pp.spectral(matrix, SQRT, "eigen"), **tolerance(dtype))
     torch.testing.assert_close(root @ root, matrix, **tolerance(dtype))
 
@@ -79,6 +79,23 @@ def test_zero_matrix_has_value_and_gradient_zero() -> None:
     assert torch.equal(grad[0], torch.zeros(3, 3))
     torch.testing.assert_close(value[1], torch.eye(3))
     assert grad[1].abs().sum() > 0
+
+
+@pytest.mark.parametrize("channels, locations", [(64, 8), (64, 49), (256, 49)])
+def test_the_default_is_close_on_singular_moments(channels: int, locations: int) -> None:
+    features = torch.randn(channels, locations, generator=torch.Generator().manual_seed(0)).relu()
+    exact = pp.second_order_pool(features.double(), SQRT, solver="gram")
+    found = pp.second_order_pool(features, SQRT, solver="newton_schulz")
+    assert (found - exact).norm() / exact.norm() < 2e-3
+
+
+def test_divergence_is_refused_or_shows() -> None:
+    """Round-off in the null space grows by 1.5 an iteration; it must not end as an answer."""
+    features = torch.randn(64, 8, generator=torch.Generator().manual_seed(0)).relu()
+    matrix = features @ features.mT / 8
+    with pytest.raises(ValueError, match=r"diverged in 60 iterations.*fewer iterations.*eigen"):
+        pp.spectral(matrix, SQRT, NewtonSchulz(60))
+    assert not torch.isfinite(pp.spectral(matrix, SQRT, NewtonSchulz(60), check=False)).all()
 
 
 def test_rank_deficient_gradients_are_finite() -> None:

@@ -204,7 +204,7 @@ def _sample(count: int) -> list[Tensor]:
 @pytest.mark.parametrize("case, solver", WITH_SOLVER)
 def test_gradients_match_the_reference(case: CurveCase, solver: str) -> None:
     """Five hundred of them, shared out among the curves and solvers so that each sees its own."""
-    sample = _sample(500 if len(WITH_SOLVER) == 1 else 22 * len(WITH_SOLVER))
+    sample = _sample(22 * len(WITH_SOLVER))
     position = [param.values for param in WITH_SOLVER].index((case, solver))
     mine = sample[position :: len(WITH_SOLVER)]
     assert len(mine) * len(WITH_SOLVER) >= 500

@@ -7,6 +7,7 @@ difference :math:`(g(a)-g(b))/(a-b)` without cancellation, and, where there is o
 from __future__ import annotations
 
 import math
+import numbers
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeAlias
@@ -14,7 +15,7 @@ from typing import Any, ClassVar, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from powerpool.checks import ROUND_OFF, ArgumentError, require_floating
+from powerpool.checks import ArgumentError, require_floating
 from powerpool.precision import at_least_float32
 
 Parameter: TypeAlias = float | Tensor
@@ -31,6 +32,20 @@ class IntegerPower:
     exponent: int
     complement: bool
     scale: float = 1.0
+
+
+LARGEST = 1e30
+"""Parameters stay below this: float32 holds them and their products with any p in [0, 1]."""
+
+LARGEST_POWER = 2**20
+"""Exponents up to this are evaluated as chains of products; nothing that large was ever asked for."""
+
+
+def whole_number(parameter: Parameter) -> int | None:
+    """The parameter as the exponent of a chain of products, or None where it is no whole number, or a tensor."""
+    if isinstance(parameter, Tensor) or parameter != int(parameter) or parameter > LARGEST_POWER:
+        return None
+    return int(parameter)
 
 
 class Curve(nn.Module, ABC):
@@ -67,13 +82,16 @@ class Curve(nn.Module, ABC):
             else:
                 self.register_buffer(name, parameter)
         else:
-            if isinstance(parameter, bool) or not isinstance(parameter, (int, float)):
+            # numbers.Real has NumPy's scalars too; they become Python's, which torch.compile can guard on.
+            number_like: Any = parameter
+            if isinstance(number_like, bool) or not isinstance(number_like, numbers.Real):
                 raise ArgumentError(
-                    f"{type(self).__name__} needs {name} as a number or a tensor (got {type(parameter).__name__})."
+                    f"{type(self).__name__} needs {name} as a number or a tensor (got {type(number_like).__name__})."
                 )
-            if not (self._is_allowed(parameter) and math.isfinite(parameter)):
-                raise ArgumentError(self._range_message(parameter))
-            setattr(self, name, parameter)
+            number = int(number_like) if isinstance(number_like, numbers.Integral) else float(number_like)
+            if not self._is_allowed(number) or not number < LARGEST:
+                raise ArgumentError(self._range_message(number))
+            setattr(self, name, number)
 
     @property
     def parameter(self) -> Parameter:
@@ -115,13 +133,13 @@ class Curve(nn.Module, ABC):
         a, b = torch.broadcast_tensors(a, b)
         return self._evaluate(a, lambda q, theta, curve: curve._divided_difference(q, b.to(q.dtype), theta))
 
-    def into_domain(self, p: Tensor, dims: tuple[int, ...]) -> Tensor:  # shape: (*any) -> (*any)
-        """``p`` where it is in the domain; its end where round-off, relative to the largest over ``dims``, put it
+    def into_domain(self, p: Tensor, dims: tuple[int, ...], round_off: float) -> Tensor:  # shape: (*any) -> (*any)
+        """``p`` where it is in the domain; its end where ``round_off``, relative to the largest over ``dims``, put it
         outside; NaN further out, so that it cannot pass for an answer where checks are off."""
         low, high = self.domain
         if math.isinf(low) and math.isinf(high):
             return p
-        slack = ROUND_OFF * p.detach().abs().amax(dims, keepdim=True)
+        slack = round_off * p.detach().abs().amax(dims, keepdim=True) + torch.finfo(p.dtype).tiny
         outside = (p < low - slack) | (p > high + slack)
         return torch.where(outside, torch.nan, p.clamp(min=low, max=high))
 

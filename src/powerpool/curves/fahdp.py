@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from powerpool.checks import require_choice
-from powerpool.curves.base import Curve, IntegerPower, Parameter, _Value
+from powerpool.curves.base import Curve, IntegerPower, Parameter, _Value, whole_number
 from powerpool.curves.gamma import Gamma
 from powerpool.curves.maxexp import MaxExp
 
@@ -66,23 +66,27 @@ class FAHDP(Curve):
         """The scaled MaxExp or Gamma, where the exponent is a whole number."""
         if isinstance(self.t, Tensor):
             return None
-        exponent = self.exponent(self.t)
-        if exponent != int(exponent):
-            return None
-        return IntegerPower(exponent=int(exponent), complement=self.t < 1, scale=math.exp(-self.t))
+        exponent = whole_number(self.exponent(self.t))
+        return None if exponent is None else IntegerPower(exponent, self.t < 1, scale=math.exp(-self.t))
 
     def exponent(self, t: Parameter) -> Parameter:
         r"""The exponent :math:`h(\tilde\eta(t))`, or :math:`h(t)` for :math:`t \ge 1`."""
         if isinstance(t, Tensor):
             return torch.where(t < 1, self._round(_eta(t), torch.ceil), self._round(t.clamp(min=1.0), torch.floor))
-        return self._round(_eta(t), math.ceil) if t < 1 else self._round(t, math.floor)
+        return self._round(_eta(t), _ceil) if t < 1 else self._round(t, _floor)
+
+    def _is_allowed(self, number: float) -> bool:
+        return number >= 1e-18  # below that the exponent, about 0.6/t, leaves 64 bits
+
+    def _range_message(self, given: float) -> str:
+        return f"FAHDP needs a finite t > 0, at least 1e-18, as a tensor at least {self.minimum:g} (got {given})."
 
     def _round(self, exponent: Any, towards_hdp: Callable[[Any], Any]) -> Any:
         if self.rounding == "identity":
             return exponent
         if self.rounding == "ceil":
             return towards_hdp(exponent)
-        return torch.round(exponent) if isinstance(exponent, Tensor) else round(exponent)
+        return torch.round(exponent) if isinstance(exponent, Tensor) else float(round(exponent))
 
     def _value(self, p: Tensor, theta: Parameter) -> Tensor:
         return self._select("_value", theta, p)
@@ -121,8 +125,19 @@ class FAHDP(Curve):
         return torch.exp(-theta) * torch.where(short, maxexp(*at_short, exponent), gamma(*at_long, exponent))
 
 
+def _ceil(number: float) -> float:
+    return float(math.ceil(number))  # a float: torch takes no integer beyond 64 bits
+
+
+def _floor(number: float) -> float:
+    return float(math.floor(number))
+
+
 def _eta(t: Any) -> Any:
-    return 0.5 + (0.25 + (1 / (t * (math.e - 1)) - 1 / math.e) ** 2) ** 0.5
+    inner = 1 / (t * (math.e - 1)) - 1 / math.e
+    if isinstance(t, Tensor):
+        return 0.5 + torch.sqrt(0.25 + inner.square())
+    return 0.5 + math.hypot(0.5, inner)
 
 
 def _exponent_slope(t: Tensor) -> Tensor:

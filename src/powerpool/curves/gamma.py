@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from powerpool.curves._forms import safe_divide
-from powerpool.curves.base import Curve, IntegerPower, Parameter
+from powerpool.curves.base import Curve, IntegerPower, Parameter, whole_number
 
 
 class Gamma(Curve):
@@ -40,9 +40,8 @@ class Gamma(Curve):
 
     def integer_power(self) -> IntegerPower | None:
         """Itself, where gamma is a whole number."""
-        if isinstance(self.gamma, Tensor) or self.gamma != int(self.gamma):
-            return None
-        return IntegerPower(exponent=int(self.gamma), complement=False)
+        exponent = whole_number(self.gamma)
+        return None if exponent is None or exponent < 1 else IntegerPower(exponent, complement=False)
 
     def _value(self, p: Tensor, theta: Parameter) -> Tensor:
         return torch.pow(p, theta)
@@ -61,8 +60,7 @@ class Gamma(Curve):
     def _ratio(self, p: Tensor, theta: Parameter) -> Tensor:
         # 0**(gamma-1) is 0 by convention where it is infinite (gamma < 1), and so is its derivative where that is
         # infinite (1 < gamma < 2); 0**0 = 1.
-        is_singular = torch.as_tensor((theta < 2) & (theta != 1), device=p.device)
-        singular = (p == 0) & is_singular
+        singular = (p == 0) & ((theta < 2) & (theta != 1))
         return torch.where(singular, 0.0, torch.pow(torch.where(singular, 1.0, p), theta - 1))
 
     def _divided_difference(self, a: Tensor, b: Tensor, theta: Parameter) -> Tensor:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from powerpool.curves._forms import complement_power, complement_quotient, safe_divide
-from powerpool.curves.base import Curve, IntegerPower, Parameter
+from powerpool.curves.base import Curve, IntegerPower, Parameter, whole_number
 
 
 class MaxExp(Curve):
@@ -33,9 +33,8 @@ class MaxExp(Curve):
 
     def integer_power(self) -> IntegerPower | None:
         """Itself, where eta is a whole number."""
-        if isinstance(self.eta, Tensor) or self.eta != int(self.eta):
-            return None
-        return IntegerPower(exponent=int(self.eta), complement=True)
+        exponent = whole_number(self.eta)
+        return None if exponent is None else IntegerPower(exponent, complement=True)
 
     def _value(self, p: Tensor, theta: Parameter) -> Tensor:
         return -torch.expm1(theta * torch.log1p(-p))

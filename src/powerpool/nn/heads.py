@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from powerpool.checks import ArgumentError, ShapeError, require_square
+from powerpool.checks import ArgumentError, DTypeError, ShapeError, require_square
 from powerpool.precision import at_least_float32, without_autocast
 from powerpool.products import product
 from powerpool.solvers import GramFactor
@@ -25,6 +25,8 @@ class DenseHead(nn.Module):
 
     def __init__(self, size: int, classes: int) -> None:
         super().__init__()
+        if size < 1 or classes < 1:
+            raise ArgumentError(f"DenseHead needs size, classes >= 1 (got {size}, {classes}).")
         self.size, self.classes = size, classes
         self.linear = nn.Linear(size * (size + 1) // 2, classes)
 
@@ -66,6 +68,11 @@ class FactoredHead(nn.Module):
 
     def forward(self, factor: GramFactor) -> Tensor:  # shape: (*, C, N), (*, N, N) -> (*, classes)
         """The logits."""
+        if not isinstance(factor, GramFactor):
+            raise DTypeError(
+                f"FactoredHead takes a GramFactor, from gram_factor or SecondOrderFactor2d "
+                f"(got {type(factor).__name__}); for matrices take to_dense()."
+            )
         if factor.features.shape[-2] != self.size:
             raise ShapeError(
                 f"FactoredHead of size {self.size} got features of shape {tuple(factor.features.shape)}, (*, C, N)."

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from powerpool.checks import require_choice
-from powerpool.solvers.base import DoubleBackwardError, Solver
+from powerpool.checks import DoubleBackwardError, require_choice
+from powerpool.solvers.base import Solver
 from powerpool.solvers.eigen import Eigen
 from powerpool.solvers.gram import Gram, GramFactor
 from powerpool.solvers.jitter import Jitter
@@ -35,7 +35,7 @@ def resolve(solver: str | Solver) -> Solver:
     Example:
         >>> from powerpool import solvers
         >>> solvers.resolve("newton_schulz")
-        NewtonSchulz(iterations=20)
+        NewtonSchulz(iterations=15)
     """
     if isinstance(solver, Solver):
         return solver

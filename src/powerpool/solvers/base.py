@@ -12,12 +12,8 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from powerpool.checks import ROUND_OFF, ArgumentError, NotPositiveError, PowerPoolError
+from powerpool.checks import ArgumentError, NotPositiveError
 from powerpool.curves.base import Curve
-
-
-class DoubleBackwardError(PowerPoolError, RuntimeError, ValueError):
-    """A second derivative was asked of an operator that has none; better than a wrong one."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +24,7 @@ class Solver(ABC):
     exact: ClassVar[bool] = True
     """Whether the answer is the curve's up to round-off."""
     double_backward: ClassVar[bool] = True
-    """Whether second derivatives are right; where not, asking for them raises :class:`DoubleBackwardError`."""
+    """Whether second derivatives are right; where not, asking for them raises ``DoubleBackwardError``."""
 
     def refusal(self, curve: Curve) -> str | None:
         """Why this solver cannot take ``curve``, and what can; ``None`` if it can."""
@@ -41,18 +37,19 @@ class Solver(ABC):
             raise ArgumentError(f"solver {self.name!r} cannot take {curve}: {reason}")
 
     @abstractmethod
-    def apply(self, matrix: Tensor, curve: Curve, check: bool) -> Tensor:  # shape: (*, C, C) -> (*, C, C)
+    def apply(self, matrix: Tensor, curve: Curve, check: bool, round_off: float) -> Tensor:  # shape: (*, C, C)
         """The curve of the spectrum of ``matrix``: exactly symmetric, float32 or float64, already divided by its trace
-        where the curve asks for that. ``check`` says whether values may be read."""
+        where the curve asks for that. ``check`` says whether values may be read, ``round_off`` how far those of a
+        positive matrix may be negative, relative to the largest."""
 
 
-def require_pairwise_positive(matrix: Tensor, what: str) -> None:
+def require_pairwise_positive(matrix: Tensor, what: str, round_off: float) -> None:
     """Refuse a negative diagonal, or an entry beyond sqrt(M_ii M_jj): all that shows without eigenvalues. Reads values.
 
     Necessary for a positive matrix, not sufficient: only ``eigen`` is certain.
     """
     diagonal = matrix.detach().diagonal(dim1=-2, dim2=-1)
-    slack = ROUND_OFF * diagonal.abs().amax(-1)
+    slack = round_off * diagonal.abs().amax(-1)
     lowest = diagonal.amin(-1)
     if bool((lowest < -slack).any()):
         raise NotPositiveError(

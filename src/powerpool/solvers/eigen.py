@@ -28,11 +28,11 @@ class Eigen(Solver):
     name: ClassVar[str] = "eigen"
     double_backward: ClassVar[bool] = False
 
-    def apply(self, matrix: Tensor, curve: Curve, check: bool) -> Tensor:
+    def apply(self, matrix: Tensor, curve: Curve, check: bool, round_off: float) -> Tensor:
         """See :class:`Solver`."""
-        result, eigenvalues = spectral_function(matrix, _Value(curve))
+        result, eigenvalues = spectral_function(matrix, _Value(curve, round_off))
         if check:
-            require_spectrum_in_domain(eigenvalues, curve)
+            require_spectrum_in_domain(eigenvalues, curve, round_off)
         return result
 
 

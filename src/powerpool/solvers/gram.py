@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from powerpool.checks import ArgumentError
+from powerpool.checks import ArgumentError, round_off
 from powerpool.curves._forms import safe_divide
 from powerpool.curves.base import Curve, IntegerPower, Parameter
 from powerpool.products import sandwich, self_product, symmetrize
@@ -19,7 +19,7 @@ from powerpool.solvers.spectrum import SpectralForm, spectral_function
 from powerpool.solvers.squaring import integer_power
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class GramFactor:
     r"""The matrix :math:`X T X^T`, kept as its factors: ``features`` X (*, C, N) and symmetric ``core`` T (*, N, N)."""
 
@@ -29,6 +29,10 @@ class GramFactor:
     def dense(self) -> Tensor:  # shape: (*, C, C)
         """The matrix itself."""
         return sandwich(self.features, self.core)
+
+
+# So that vmap and export can see through it.
+torch.export.register_dataclass(GramFactor)
 
 
 @dataclass(frozen=True)
@@ -50,7 +54,7 @@ class Gram(Solver):
         "'eigen' or 'squaring' for a matrix."
     )
 
-    def apply(self, matrix: Tensor, curve: Curve, check: bool) -> Tensor:
+    def apply(self, matrix: Tensor, curve: Curve, check: bool, round_off: float) -> Tensor:
         """Not from a matrix: always an error that says so."""
         raise ArgumentError(self.NEEDS_FEATURES)
 
@@ -59,7 +63,8 @@ class Gram(Solver):
         gram = self_product(features.mT)  # (*, N, N)
         power = None if curve.is_learnable else curve.integer_power()
         if power is None:
-            core, _ = spectral_function(gram, _Ratio(curve))
+            null = max(0, features.shape[-1] - features.shape[-2])
+            core, _ = spectral_function(gram, _Ratio(curve, round_off(gram.dtype), null))
         else:
             core = _integer_ratio(gram, power)
         return GramFactor(features, core)
@@ -143,12 +148,17 @@ def _twice_sym(power: Tensor, grad: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class _Ratio(SpectralForm):
-    """h = g/l."""
+    """h = g/l, and 0 on what is null by the shape of X."""
 
     solver: ClassVar[str] = Gram.name
 
+    null: int
+    """N - C, where positive: so many eigenvalues of K, the smallest, are 0 whatever round-off makes of them. h(0) need
+    not be, and would let the round-off of X v in: 1e6 large features and AsinhE give 40 for 30."""
+
     def value(self, points: Tensor, theta: Parameter) -> Tensor:
-        return self.curve._ratio(points, theta)
+        ratio = self.curve._ratio(points, theta)
+        return torch.where(self._is_null(points), 0.0, ratio) if self.null else ratio
 
     def loewner_product(self, rotated: Tensor, points: Tensor, theta: Parameter) -> Tensor:
         """``rotated`` times h[a,b] = (g[a,b] - h(low)) / high.
@@ -160,11 +170,17 @@ class _Ratio(SpectralForm):
         a, b = torch.broadcast_tensors(points.unsqueeze(-1), points.unsqueeze(-2))
         high, low = torch.maximum(a, b), torch.minimum(a, b)
         difference = self.curve._divided_difference(high, low, theta) - self.curve._ratio(low, theta)
+        # A pair with a dropped vector has h = 0 by convention, not by continuity; X v = 0 makes its share 0.
         if self.curve.has_infinite_slope:
-            # A pair with a null vector has h(0) = 0 by convention, not by continuity; X v = 0 makes its share 0.
             difference = torch.where(low > 0, difference, 0.0)
+        if self.null:
+            is_null = self._is_null(points)
+            difference = torch.where(is_null.unsqueeze(-1) | is_null.unsqueeze(-2), 0.0, difference)
         return safe_divide(difference * rotated, high)
 
     def parameter_slope(self, points: Tensor, theta: Parameter) -> Tensor:
         # On the null space of K, where X v = 0, any value gives 0.
         return safe_divide(self.curve._parameter_derivative(points, theta), points)
+
+    def _is_null(self, points: Tensor) -> Tensor:  # shape: (N,); eigenvalues come in ascending order
+        return torch.arange(points.shape[-1], device=points.device) < self.null

@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from powerpool.checks import ArgumentError, DomainError
+from powerpool.checks import ArgumentError, DomainError, nan_unless_finite
 from powerpool.curves.base import Curve
 from powerpool.solvers.base import Solver
 from powerpool.solvers.spectrum import from_eigen, require_spectrum_in_domain
@@ -37,17 +37,19 @@ class Jitter(Solver):
         if not self.gap > 0 or self.attempts < 1:
             raise ArgumentError(f"Jitter needs gap > 0 and attempts >= 1 (got {self.gap} and {self.attempts}).")
 
-    def apply(self, matrix: Tensor, curve: Curve, check: bool) -> Tensor:
+    def apply(self, matrix: Tensor, curve: Curve, check: bool, round_off: float) -> Tensor:
         """See :class:`Solver`."""
         size = matrix.shape[-1]
+        mark = nan_unless_finite(matrix)[..., None, None]
+        matrix = torch.where(mark == 0, matrix, 0.0)  # LAPACK raises on NaN, for the whole batch
         if check:
-            require_spectrum_in_domain(torch.linalg.eigvalsh(matrix.detach()), curve)
+            require_spectrum_in_domain(torch.linalg.eigvalsh(matrix.detach()), curve, round_off)
         for attempt in range(1, self.attempts + 1):
             noise = self.gap * (1 + size * torch.rand(matrix.shape[:-1], dtype=matrix.dtype, device=matrix.device))
             eigenvalues, vectors = torch.linalg.eigh(matrix + torch.diag_embed(attempt * noise))
             if bool((eigenvalues.diff(dim=-1) > 0).all()):
                 low, high = curve.domain
-                return from_eigen(vectors, curve.value(eigenvalues.clamp(min=low, max=high)))
+                return from_eigen(vectors, curve.value(eigenvalues.clamp(min=low, max=high))) + mark
         raise DomainError(
             f"Jitter of gap {self.gap:g} did not separate the eigenvalues of the matrix in {self.attempts} attempts: "
             "the matrix is too large in scale for it. Use solver='eigen', which needs no jitter."

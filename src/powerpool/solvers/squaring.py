@@ -9,6 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from powerpool.checks import NotPositiveError
 from powerpool.curves.base import Curve, IntegerPower
 from powerpool.products import symmetrize
 from powerpool.solvers import replay
@@ -29,8 +30,9 @@ class Squaring(Solver):
     Double backward is right. Errors are relative to the steepest slope, eta: where every eigenvalue is saturated and
     the true gradient is far smaller than that, ``eigen`` has more correct digits.
 
-    Without eigenvalues a matrix that is not positive semi-definite shows only in its diagonal and in entries with
-    :math:`|M_{ij}| > \sqrt{M_{ii} M_{jj}}`; checks see those and no more. ``eigen`` is certain.
+    Without eigenvalues a matrix that is not positive semi-definite shows only in its diagonal, in entries with
+    :math:`|M_{ij}| > \sqrt{M_{ii} M_{jj}}`, and in a result whose diagonal leaves [0, 1]; checks see those and no more.
+    ``eigen`` is certain.
     """
 
     name: ClassVar[str] = "squaring"
@@ -49,13 +51,28 @@ class Squaring(Solver):
             )
         return None
 
-    def apply(self, matrix: Tensor, curve: Curve, check: bool) -> Tensor:
+    def apply(self, matrix: Tensor, curve: Curve, check: bool, round_off: float) -> Tensor:
         """See :class:`Solver`."""
         power = curve.integer_power()
         assert power is not None  # by refusal
         if check:
-            require_pairwise_positive(matrix, type(curve).__name__)
-        return integer_power(matrix, power)
+            require_pairwise_positive(matrix, type(curve).__name__, round_off)
+        result = integer_power(matrix, power)
+        if check and power.complement:
+            _require_diagonal(result.detach(), power, type(curve).__name__)
+        return result
+
+
+def _require_diagonal(result: Tensor, power: IntegerPower, what: str) -> None:
+    """Refuse a result whose diagonal leaves [0, scale]: it came from an eigenvalue outside [0, 1]. Reads values."""
+    diagonal = result.diagonal(dim1=-2, dim2=-1)
+    slack = 1e-2 * power.scale  # generous: an eigenvalue that is really negative grows like a power of the exponent
+    if not bool(((diagonal >= -slack) & (diagonal <= power.scale + slack)).all()):
+        raise NotPositiveError(
+            f"{what} needs a positive semi-definite matrix (got one whose power has a diagonal entry of "
+            f"{diagonal.min().item():.6g} to {diagonal.max().item():.6g}, outside [0, {power.scale:.6g}]). "
+            "For an indefinite symmetric matrix take AsinhE or SigmE."
+        )
 
 
 def integer_power(matrix: Tensor, power: IntegerPower) -> Tensor:  # shape: (*, C, C) -> (*, C, C)
