@@ -15,9 +15,7 @@ vanishing gradients. Together they give :math:`G (\operatorname{tr} M + \varepsi
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
-from typing import Literal, NamedTuple, NoReturn
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -25,7 +23,6 @@ from torch import Tensor
 from powerpool import curves, solvers
 from powerpool.checks import (
     ArgumentError,
-    require_beta,
     require_choice,
     require_eps,
     require_features,
@@ -36,21 +33,20 @@ from powerpool.checks import (
     values_are_checked,
     zero_or_nan,
 )
-from powerpool.coordinates import append_coordinates
 from powerpool.curves import Curve
-from powerpool.moments import center, count, kept, overflow
+from powerpool.moments import count, kept
 from powerpool.normalize import (
-    expand,
+    Terms,
     inside_domain,
+    make_terms,
     mark_of_bad,
-    normalized,
     require_symmetric,
     require_trace,
     trace_of,
-    trace_scale,
 )
 from powerpool.precision import at_least_float32, without_autocast
 from powerpool.products import self_product, symmetrize
+from powerpool.sets import Sets, prepare
 from powerpool.solvers import Gram, GramFactor, Solver, select_solver
 
 Mode = Literal["elementwise", "spectral"]
@@ -85,10 +81,13 @@ def elementwise(
     curve = curves.resolve(curve)
     require_square(matrix)
     require_eps(eps)
+    terms = make_terms(eps, trace_power, slope, matrix.dtype)
     checked = values_are_checked(matrix, check)
     with without_autocast(matrix):
         moment = at_least_float32(matrix)
-        result = _elementwise(moment, curve, checked, _terms(eps, trace_power, slope, matrix.dtype))
+        trace = _usable_trace(moment, curve, terms, checked)
+        divided = terms.divided(moment, trace, curve)
+        result = terms.added(_elementwise(divided.p, curve, checked, terms, moment), divided)
         return (result if checked else result + mark_of_bad(moment, curve)).to(matrix.dtype)
 
 
@@ -121,16 +120,17 @@ def spectral(
     curve = curves.resolve(curve)
     require_square(matrix)
     require_eps(eps)
+    terms = make_terms(eps, trace_power, slope, matrix.dtype)
     chosen = _choose(solver, curve, matrix)
     checked = values_are_checked(matrix, check)
     with without_autocast(matrix):
         given = at_least_float32(matrix)
         moment = symmetrize(given)
-        terms = _terms(eps, trace_power, slope, matrix.dtype)
         if checked:
             require_symmetric(given, moment, matrix.dtype)
-            return _spectral(moment, curve, chosen, True, terms).to(matrix.dtype)
-        return (_spectral(moment, curve, chosen, False, terms) + mark_of_bad(moment, curve)).to(matrix.dtype)
+        divided = terms.divided(moment, _usable_trace(moment, curve, terms, checked), curve)
+        result = terms.added(chosen.apply(divided.p, curve, checked, terms.round_off), divided)
+        return (result if checked else result + mark_of_bad(moment, curve)).to(matrix.dtype)
 
 
 def first_order_pool(
@@ -162,7 +162,8 @@ def first_order_pool(
     if checked:
         require_finite(values, "features")
     if reduce == "mean":
-        pooled = values.sum(-1) / expand(count(values, mask), 1)
+        number = count(values, mask)
+        pooled = values.sum(-1) / (number.unsqueeze(-1) if isinstance(number, Tensor) else number)
     else:
         pooled = (values if mask is None else torch.where(mask.unsqueeze(-2), values, -torch.inf)).amax(-1)
     # NaN where a channel has NaN or infinity (max passes over -inf, so the mean alone would show it) or no location.
@@ -211,21 +212,25 @@ def second_order_pool(
     curve = None if curve is None else curves.resolve(curve)
     if solver != "auto":  # a misspelt name is an error even where no solver is needed
         solver = solvers.resolve(solver)
-    terms = _terms(eps, trace_power, slope, torch.float32)
+    terms = make_terms(eps, trace_power, slope, torch.float32)
     with without_autocast(features):
-        sets = _prepare(features, beta, coordinates, mask, check)
-        if curve is None:
-            moment = sets.moment()
-            result = terms(moment, moment)
-        elif mode == "elementwise":
-            result = _elementwise(sets.moment(), curve, sets.checked, terms)
-        else:
+        sets = prepare(features, beta, coordinates, mask, check)
+        chosen = None
+        if curve is not None and mode == "spectral":
             chosen = _choose(solver, curve, sets.values, locations=sets.values.shape[-1])
-            if isinstance(chosen, Gram):
-                result = _factor(sets, curve, terms).dense()
+        if isinstance(chosen, Gram):
+            result = _factor(sets, curve, terms).dense()
+        else:
+            scaled = terms.divided_features(sets, curve)
+            divided = scaled._replace(p=self_product(scaled.p))
+            if curve is None:
+                value = divided.p
+            elif chosen is None:
+                value = _elementwise(divided.p, curve, sets.checked, terms, divided.p)
             else:
-                # The moment is positive and symmetric by construction: only the features had to be checked.
-                result = _spectral(sets.moment(), curve, chosen, False, terms)
+                # Positive and symmetric by construction: only the features had to be checked.
+                value = chosen.apply(divided.p, curve, False, terms.round_off)
+            result = terms.added(value, divided)
         return (result if sets.checked else result + sets.bad).to(features.dtype)
 
 
@@ -255,8 +260,8 @@ def gram_factor(
     require_eps(eps)
     curve = None if curve is None else curves.resolve(curve)
     with without_autocast(features):
-        sets = _prepare(features, beta, coordinates, mask, check)
-        factor = _factor(sets, curve, _terms(eps, trace_power, slope, torch.float32))
+        sets = prepare(features, beta, coordinates, mask, check)
+        factor = _factor(sets, curve, make_terms(eps, trace_power, slope, torch.float32))
         return factor if sets.checked else GramFactor(factor.features, factor.core + sets.bad)
 
 
@@ -267,115 +272,33 @@ def require_matrix_solver(solver: Solver, curve: Curve) -> None:
     solver.require(curve)
 
 
-class _Terms(NamedTuple):
-    """eps, the terms of G* and G-double-dagger, and the round-off of the matrix as it was given."""
-
-    eps: float
-    trace_power: float
-    slope: float
-    round_off: float
-
-    def __call__(self, result: Tensor, moment: Tensor) -> Tensor:
-        if self.trace_power:
-            result = result * expand(trace_scale(trace_of(moment), self.eps), 2) ** self.trace_power
-        return result + self.slope * moment if self.slope else result
-
-
-def _terms(eps: float, trace_power: float, slope: float, dtype: torch.dtype) -> _Terms:
-    require_eps(eps)
-    if not (abs(trace_power) < math.inf and abs(slope) < math.inf):  # Dynamo does not trace math.isfinite
-        raise ArgumentError(f"trace_power and slope must be finite (got {trace_power} and {slope}); 0 leaves them out.")
-    return _Terms(eps, trace_power, slope, round_off(dtype))
-
-
-@dataclass(frozen=True)
-class _Sets:
-    """Features as they enter the moment: centred, with coordinates, zero where masked out, float32 or more."""
-
-    values: Tensor  # shape: (*, C', N)
-    number: int | Tensor  # of locations, shape: (*,)
-    checked: bool
-    bad: Tensor  # shape: (*, 1, 1); NaN for a set that has no finite moment, else 0
-
-    def moment(self) -> Tensor:  # shape: (*, C', C')
-        return self_product(self.values) / expand(self.number, 2)
-
-    def trace(self) -> Tensor:  # shape: (*,)
-        return self.values.square().sum((-2, -1)) / self.number
-
-
-def _prepare(
-    features: Tensor, beta: float, coordinates: Tensor | None, mask: Tensor | None, check: bool | None
-) -> _Sets:
-    require_beta(beta)
-    if mask is not None:
-        require_mask(mask, features, check)
-    checked = values_are_checked(features, check)
-    values = center(at_least_float32(features), beta, mask)
-    if coordinates is not None:
-        values = append_coordinates(values, coordinates)
-        values = kept(values, mask)
-    # One pass finds NaN, infinity and a moment that would overflow: |M_ij| is at most the sum of squares.
-    energy = torch.linalg.vector_norm(values.detach(), dim=(-2, -1), keepdim=True).square()
-    if checked and not bool(torch.isfinite(energy).all()):
-        _refuse_features(features, coordinates, mask, values.dtype)
-    number = count(values, mask)
+def _elementwise(p: Tensor, curve: Curve, checked: bool, terms: Terms, given: Tensor) -> Tensor:
     if checked:
-        return _Sets(values, number, True, energy.new_zeros(()))
-    bad = zero_or_nan(energy)
-    if isinstance(number, Tensor):
-        bad = bad + expand(0 / number, 2)  # NaN for an empty set
-        number = number.clamp(min=1)
-    return _Sets(values, number, False, bad)
-
-
-def _refuse_features(
-    features: Tensor, coordinates: Tensor | None, mask: Tensor | None, computed: torch.dtype
-) -> NoReturn:
-    require_finite(kept(features, mask), "features")
-    if coordinates is not None:
-        require_finite(coordinates, "coordinates")
-    raise overflow(features, computed)
-
-
-def _elementwise(moment: Tensor, curve: Curve, checked: bool, terms: _Terms) -> Tensor:
-    p = normalized(moment, curve, terms.eps, checked)
-    if checked:
-        p = inside_domain(p, curve, moment, "matrix", terms.round_off)
-        _require_power_of_trace(moment, terms)
+        p = inside_domain(p, curve, given, "matrix", terms.round_off)
     else:
         p = curve.into_domain(p, (-2, -1), terms.round_off)
-    return terms(curve.value(p + terms.eps if curve.adds_eps else p), moment)
+    return curve.value(p + terms.eps if curve.adds_eps else p)
 
 
-def _spectral(moment: Tensor, curve: Curve, solver: Solver, checked: bool, terms: _Terms) -> Tensor:
-    if checked:
-        _require_power_of_trace(moment, terms)
-    p = normalized(moment, curve, terms.eps, checked)
-    return terms(solver.apply(p, curve, checked, terms.round_off), moment)
+def _usable_trace(moment: Tensor, curve: Curve, terms: Terms, checked: bool) -> Tensor:
+    trace = trace_of(moment)
+    if checked and curve.trace_normalize:
+        require_trace(moment, trace, f"{type(curve).__name__} divides the matrix by its trace")
+    if checked and terms.trace_power:
+        require_trace(moment, trace, "trace_power multiplies by a power of the trace")
+    return trace
 
 
-def _require_power_of_trace(moment: Tensor, terms: _Terms) -> None:
-    if terms.trace_power:
-        require_trace(moment, trace_of(moment), "trace_power multiplies by a power of the trace")
-
-
-def _factor(sets: _Sets, curve: Curve | None, terms: _Terms) -> GramFactor:
-    scale = trace_scale(sets.trace(), terms.eps)
-    divisor = scale if curve is not None and curve.trace_normalize else torch.ones_like(scale)
-    features = sets.values / expand(torch.sqrt(divisor * sets.number), 2)
-    locations = features.shape[-1]
-    identity = torch.eye(locations, dtype=features.dtype, device=features.device)
+def _factor(sets: Sets, curve: Curve | None, terms: Terms) -> GramFactor:
+    scaled = terms.divided_features(sets, curve)
+    locations = scaled.p.shape[-1]
+    identity = torch.eye(locations, dtype=scaled.p.dtype, device=scaled.p.device)
     if curve is None:
-        core = identity.expand(*features.shape[:-2], locations, locations)
+        core = identity.expand(*scaled.p.shape[:-2], locations, locations)
     else:
-        core = Gram().factor(features, curve).core
-    # The residual terms act on the small core: M = divisor * X X^T.
-    if terms.trace_power:
-        core = core * expand(scale, 2) ** terms.trace_power
-    if terms.slope:
-        core = core + terms.slope * expand(divisor, 2) * identity
-    return GramFactor(features, core)
+        core = Gram().factor(scaled.p, curve).core
+    # The residual terms act on the small core, where p = X X^T is X I X^T.
+    return GramFactor(scaled.p, terms.added(core, scaled._replace(p=identity)))
 
 
 def _choose(solver: str | Solver, curve: Curve, values: Tensor, locations: int | None = None) -> Solver:

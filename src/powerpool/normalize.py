@@ -2,22 +2,76 @@
 
 from __future__ import annotations
 
+import math
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
 from powerpool.checks import (
+    ArgumentError,
     DomainError,
     NotFiniteError,
     NotPositiveError,
     NotSymmetricError,
     nan_unless_finite,
+    require_eps,
     require_finite,
     round_off,
 )
 from powerpool.curves import Curve
+from powerpool.sets import Sets
+
+
+class Divided(NamedTuple):
+    """A moment as the curve sees it: ``p`` times ``divisor`` is M, and ``scale`` is tr M + eps."""
+
+    p: Tensor  # shape: (*, C, C), or features X with X X^T = p, or their place in the core of a Gram factor
+    scale: Tensor  # shape: (*, 1, 1)
+    divisor: Tensor | None  # shape: (*, 1, 1); None where the curve does not divide by the trace
+
+
+class Terms(NamedTuple):
+    """eps, the terms of G* and G-double-dagger, and the round-off of the matrix as it was given."""
+
+    eps: float
+    trace_power: float
+    slope: float
+    round_off: float
+
+    def divided(self, moment: Tensor, trace: Tensor, curve: Curve) -> Divided:
+        """M/(tr M + eps) where the curve asks for it: plain operations, so that autograd is exact through the trace."""
+        scale = trace_scale(trace, self.eps)[..., None, None]
+        return Divided(moment / scale, scale, scale) if curve.trace_normalize else Divided(moment, scale, None)
+
+    def divided_features(self, sets: Sets, curve: Curve | None) -> Divided:
+        """Features X with X X^T = M/(tr M + eps), or M: dividing C x N numbers costs less than dividing C x C."""
+        scale = trace_scale(sets.trace(), self.eps)[..., None, None]
+        values = sets.values / sets.root_number()
+        if curve is not None and curve.trace_normalize:
+            return Divided(values / torch.sqrt(scale), scale, scale)
+        return Divided(values, scale, None)
+
+    def added(self, result: Tensor, divided: Divided) -> Tensor:
+        """The result with its residual terms."""
+        if self.trace_power:
+            result = result * divided.scale**self.trace_power
+        if self.slope:
+            moment = divided.p if divided.divisor is None else divided.divisor * divided.p
+            result = result + self.slope * moment
+        return result
+
+
+def make_terms(eps: float, trace_power: float, slope: float, dtype: torch.dtype) -> Terms:
+    """The terms, after a look at their values; ``dtype`` is that of the matrix as it was given."""
+    require_eps(eps)
+    if not (abs(trace_power) < math.inf and abs(slope) < math.inf):  # Dynamo does not trace math.isfinite
+        raise ArgumentError(f"trace_power and slope must be finite (got {trace_power} and {slope}); 0 leaves them out.")
+    return Terms(eps, trace_power, slope, round_off(dtype))
 
 
 def trace_of(matrix: Tensor) -> Tensor:  # shape: (*, C, C) -> (*,)
+    """The trace of each matrix."""
     return matrix.diagonal(dim1=-2, dim2=-1).sum(-1)
 
 
@@ -25,16 +79,6 @@ def trace_scale(trace: Tensor, eps: float) -> Tensor:
     """tr + eps; NaN for a trace that is negative or overflows; 1 for the zero matrix with eps = 0, which stays zero."""
     scale = torch.where((trace >= 0) & (trace < torch.inf), trace + eps, torch.nan)
     return scale if eps > 0 else torch.where(scale == 0, 1.0, scale)
-
-
-def normalized(moment: Tensor, curve: Curve, eps: float, checked: bool) -> Tensor:
-    """M/(tr M + eps) where the curve asks for it: plain operations, so that autograd is exact through the trace."""
-    if not curve.trace_normalize:
-        return moment
-    trace = trace_of(moment)
-    if checked:
-        require_trace(moment, trace, f"{type(curve).__name__} divides the matrix by its trace")
-    return moment / expand(trace_scale(trace, eps), 2)
 
 
 def require_trace(moment: Tensor, trace: Tensor, what: str) -> None:
@@ -123,7 +167,3 @@ def mark_of_bad(moment: Tensor, curve: Curve) -> Tensor:  # shape: (*, C, C) -> 
         is_zero = (values.amax((-2, -1)) == 0) & (values.amin((-2, -1)) == 0)
         mark = torch.where(((trace > 0) & (trace < torch.inf)) | is_zero, mark, torch.nan)
     return mark[..., None, None]
-
-
-def expand(per_set: int | Tensor, dims: int) -> int | Tensor:
-    return per_set[(..., *(None,) * dims)] if isinstance(per_set, Tensor) else per_set

@@ -1,0 +1,66 @@
+"""Sets of features as they enter the moment: checked, centred, with coordinates, zero where masked out."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NoReturn
+
+import torch
+from torch import Tensor
+
+from powerpool.checks import require_beta, require_finite, require_mask, values_are_checked, zero_or_nan
+from powerpool.coordinates import append_coordinates
+from powerpool.moments import center, count, kept, overflow
+from powerpool.precision import at_least_float32
+
+
+@dataclass(frozen=True)
+class Sets:
+    """Features as they enter the moment: centred, with coordinates, zero where masked out, float32 or more."""
+
+    values: Tensor  # shape: (*, C', N)
+    number: int | Tensor  # of locations, shape: (*,)
+    checked: bool
+    bad: Tensor  # shape: (*, 1, 1); NaN for a set that has no finite moment, else 0
+
+    def root_number(self) -> float | Tensor:  # shape: (*, 1, 1)
+        """The square root of the number of locations: features over it have M as their product."""
+        return torch.sqrt(self.number)[..., None, None] if isinstance(self.number, Tensor) else math.sqrt(self.number)
+
+    def trace(self) -> Tensor:  # shape: (*,)
+        """The trace of M, without M."""
+        return self.values.square().sum((-2, -1)) / self.number
+
+
+def prepare(features: Tensor, beta: float, coordinates: Tensor | None, mask: Tensor | None, check: bool | None) -> Sets:
+    """Check features (*, C, N), centre them and append coordinates; with checks off, mark the sets that are bad."""
+    require_beta(beta)
+    if mask is not None:
+        require_mask(mask, features, check)
+    checked = values_are_checked(features, check)
+    values = center(at_least_float32(features), beta, mask)
+    if coordinates is not None:
+        values = append_coordinates(values, coordinates)
+        values = kept(values, mask)
+    # One pass finds NaN, infinity and a moment that would overflow: |M_ij| is at most the sum of squares.
+    energy = torch.linalg.vector_norm(values.detach(), dim=(-2, -1), keepdim=True).square()
+    if checked and not bool(torch.isfinite(energy).all()):
+        _refuse_features(features, coordinates, mask, values.dtype)
+    number = count(values, mask)
+    if checked:
+        return Sets(values, number, True, energy.new_zeros(()))
+    bad = zero_or_nan(energy)
+    if isinstance(number, Tensor):
+        bad = bad + (0 / number)[..., None, None]  # NaN for an empty set
+        number = number.clamp(min=1)
+    return Sets(values, number, False, bad)
+
+
+def _refuse_features(
+    features: Tensor, coordinates: Tensor | None, mask: Tensor | None, computed: torch.dtype
+) -> NoReturn:
+    require_finite(kept(features, mask), "features")
+    if coordinates is not None:
+        require_finite(coordinates, "coordinates")
+    raise overflow(features, computed)
