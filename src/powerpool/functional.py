@@ -45,7 +45,7 @@ from powerpool.normalize import (
     trace_of,
 )
 from powerpool.precision import at_least_float32, without_autocast
-from powerpool.products import self_product, symmetrize
+from powerpool.products import symmetrize
 from powerpool.sets import Sets, prepare
 from powerpool.solvers import Gram, GramFactor, Solver, select_solver
 
@@ -221,8 +221,7 @@ def second_order_pool(
         if isinstance(chosen, Gram):
             result = _factor(sets, curve, terms).dense()
         else:
-            scaled = terms.divided_features(sets, curve)
-            divided = scaled._replace(p=self_product(scaled.p))
+            divided = terms.divided_sets(sets, curve)
             if curve is None:
                 value = divided.p
             elif chosen is None:

@@ -20,6 +20,7 @@ from powerpool.checks import (
     round_off,
 )
 from powerpool.curves import Curve
+from powerpool.products import self_product
 from powerpool.sets import Sets
 
 
@@ -41,16 +42,28 @@ class Terms(NamedTuple):
 
     def divided(self, moment: Tensor, trace: Tensor, curve: Curve) -> Divided:
         """M/(tr M + eps) where the curve asks for it: plain operations, so that autograd is exact through the trace."""
-        scale = trace_scale(trace, self.eps)[..., None, None]
-        return Divided(moment / scale, scale, scale) if curve.trace_normalize else Divided(moment, scale, None)
+        scale, divisor = self._scale(trace[..., None, None], curve)
+        return Divided(moment if divisor is None else moment / divisor, scale, divisor)
 
     def divided_features(self, sets: Sets, curve: Curve | None) -> Divided:
-        """Features X with X X^T = M/(tr M + eps), or M: dividing C x N numbers costs less than dividing C x C."""
-        scale = trace_scale(sets.trace(), self.eps)[..., None, None]
-        values = sets.values / sets.root_number()
-        if curve is not None and curve.trace_normalize:
-            return Divided(values / torch.sqrt(scale), scale, scale)
-        return Divided(values, scale, None)
+        """Features X with X X^T = M/(tr M + eps), or M."""
+        trace = sets.values.square().sum((-2, -1), keepdim=True) / sets.number
+        scale, divisor = self._scale(trace, curve)
+        return Divided(sets.values / _times(sets.number, divisor) ** 0.5, scale, divisor)
+
+    def divided_sets(self, sets: Sets, curve: Curve | None) -> Divided:
+        """M/(tr M + eps), or M, from features; what is divided is the smaller of features and product."""
+        channels, locations = sets.values.shape[-2:]
+        if locations <= channels:
+            divided = self.divided_features(sets, curve)
+            return divided._replace(p=self_product(divided.p))
+        product = self_product(sets.values)
+        scale, divisor = self._scale(trace_of(product)[..., None, None] / sets.number, curve)
+        return Divided(product / _times(sets.number, divisor), scale, divisor)
+
+    def _scale(self, trace: Tensor, curve: Curve | None) -> tuple[Tensor, Tensor | None]:
+        scale = trace_scale(trace, self.eps)
+        return scale, scale if curve is not None and curve.trace_normalize else None
 
     def added(self, result: Tensor, divided: Divided) -> Tensor:
         """The result with its residual terms."""
@@ -60,6 +73,10 @@ class Terms(NamedTuple):
             moment = divided.p if divided.divisor is None else divided.divisor * divided.p
             result = result + self.slope * moment
         return result
+
+
+def _times(number: int | Tensor, divisor: Tensor | None) -> int | Tensor:
+    return number if divisor is None else number * divisor
 
 
 def make_terms(eps: float, trace_power: float, slope: float, dtype: torch.dtype) -> Terms:

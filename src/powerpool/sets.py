@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -20,17 +19,9 @@ class Sets:
     """Features as they enter the moment: centred, with coordinates, zero where masked out, float32 or more."""
 
     values: Tensor  # shape: (*, C', N)
-    number: int | Tensor  # of locations, shape: (*,)
+    number: int | Tensor  # of locations; a tensor has shape (*, 1, 1)
     checked: bool
     bad: Tensor  # shape: (*, 1, 1); NaN for a set that has no finite moment, else 0
-
-    def root_number(self) -> float | Tensor:  # shape: (*, 1, 1)
-        """The square root of the number of locations: features over it have M as their product."""
-        return torch.sqrt(self.number)[..., None, None] if isinstance(self.number, Tensor) else math.sqrt(self.number)
-
-    def trace(self) -> Tensor:  # shape: (*,)
-        """The trace of M, without M."""
-        return self.values.square().sum((-2, -1)) / self.number
 
 
 def prepare(features: Tensor, beta: float, coordinates: Tensor | None, mask: Tensor | None, check: bool | None) -> Sets:
@@ -48,11 +39,13 @@ def prepare(features: Tensor, beta: float, coordinates: Tensor | None, mask: Ten
     if checked and not bool(torch.isfinite(energy).all()):
         _refuse_features(features, coordinates, mask, values.dtype)
     number = count(values, mask)
+    if isinstance(number, Tensor):
+        number = number[..., None, None]
     if checked:
         return Sets(values, number, True, energy.new_zeros(()))
     bad = zero_or_nan(energy)
     if isinstance(number, Tensor):
-        bad = bad + (0 / number)[..., None, None]  # NaN for an empty set
+        bad = bad + 0 / number  # NaN for an empty set
         number = number.clamp(min=1)
     return Sets(values, number, False, bad)
 
