@@ -24,7 +24,6 @@ from powerpool import curves, solvers
 from powerpool.checks import (
     ArgumentError,
     require_choice,
-    require_eps,
     require_features,
     require_finite,
     require_mask,
@@ -80,7 +79,6 @@ def elementwise(
     """
     curve = curves.resolve(curve)
     require_square(matrix)
-    require_eps(eps)
     terms = make_terms(eps, trace_power, slope, matrix.dtype)
     checked = values_are_checked(matrix, check)
     with without_autocast(matrix):
@@ -119,7 +117,6 @@ def spectral(
     """
     curve = curves.resolve(curve)
     require_square(matrix)
-    require_eps(eps)
     terms = make_terms(eps, trace_power, slope, matrix.dtype)
     chosen = _choose(solver, curve, matrix)
     checked = values_are_checked(matrix, check)
@@ -208,7 +205,6 @@ def second_order_pool(
     """
     require_features(features)
     require_choice(mode, MODES, "mode")
-    require_eps(eps)
     curve = None if curve is None else curves.resolve(curve)
     if solver != "auto":  # a misspelt name is an error even where no solver is needed
         solver = solvers.resolve(solver)
@@ -227,8 +223,8 @@ def second_order_pool(
             elif chosen is None:
                 value = _elementwise(divided.p, curve, sets.checked, terms, divided.p)
             else:
-                # Positive and symmetric by construction: only the features had to be checked.
-                value = chosen.apply(divided.p, curve, False, terms.round_off)
+                # Positive and symmetric by construction: an exact solver has nothing left to check. Others may diverge.
+                value = chosen.apply(divided.p, curve, sets.checked and not chosen.exact, terms.round_off)
             result = terms.added(value, divided)
         return (result if sets.checked else result + sets.bad).to(features.dtype)
 
@@ -256,7 +252,6 @@ def gram_factor(
         (torch.Size([2, 2048, 49]), torch.Size([2, 49, 49]))
     """
     require_features(features)
-    require_eps(eps)
     curve = None if curve is None else curves.resolve(curve)
     with without_autocast(features):
         sets = prepare(features, beta, coordinates, mask, check)

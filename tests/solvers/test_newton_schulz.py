@@ -95,6 +95,8 @@ def test_divergence_is_refused_or_shows() -> None:
     matrix = features @ features.mT / 8
     with pytest.raises(ValueError, match=r"diverged in 60 iterations.*fewer iterations.*eigen"):
         pp.spectral(matrix, SQRT, NewtonSchulz(60))
+    with pytest.raises(ValueError, match=r"diverged in 60 iterations"):
+        pp.second_order_pool(features, SQRT, solver=NewtonSchulz(60))
     assert not torch.isfinite(pp.spectral(matrix, SQRT, NewtonSchulz(60), check=False)).all()
 
 
