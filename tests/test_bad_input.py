@@ -713,11 +713,52 @@ def test_gradient_of_a_set_with_nan_is_nan_and_of_the_others_is_not(mode: str) -
     features = torch.rand(2, 5, 4, generator=torch.Generator().manual_seed(0))
     features[0, 1, 2] = torch.nan
     features.requires_grad_()
-    curve = pp.Gamma(0.5) if mode == "newton_schulz" else pp.MaxExp(5)
     options = {"mode": "elementwise"} if mode == "elementwise" else {"solver": mode}
-    result = pp.second_order_pool(features, curve, check=False, **options)
-    (grad,) = torch.autograd.grad(result.sum(), features)
+    curves = {
+        "newton_schulz": [pp.Gamma(0.5)],
+        "squaring": [pp.MaxExp(5), pp.Gamma(2)],
+    }.get(mode, [pp.MaxExp(5), pp.Gamma(2), pp.Gamma(0.5), pp.AsinhE(10.0), pp.SigmE(5.0, trace_normalize=False)])
+    for curve in curves:
+        result = pp.second_order_pool(features, curve, check=False, **options)
+        (grad,) = torch.autograd.grad(result.sum(), features)
+        assert torch.isnan(result[0]).all()
+        assert torch.isnan(grad[0]).all()
+        assert torch.isfinite(result[1]).all()
+        assert torch.isfinite(grad[1]).all()
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("curve", [pp.MaxExp(5), pp.Gamma(2), pp.Gamma(0.5), pp.AsinhE(10.0)], ids=str)
+@pytest.mark.parametrize("operator", [pp.elementwise, pp.spectral], ids=["elementwise", "spectral"])
+def test_gradient_of_a_matrix_with_nan_is_nan(operator: Any, curve: pp.Curve, bad: float) -> None:
+    matrices = torch.eye(3).repeat(2, 1, 1) + 0.1
+    matrices[0, 0, 1] = matrices[0, 1, 0] = bad
+    matrices.requires_grad_()
+    result = operator(matrices, curve, check=False)
+    (grad,) = torch.autograd.grad(result.sum(), matrices)
     assert torch.isnan(result[0]).all()
-    assert torch.isnan(grad[0]).any()
+    assert torch.isnan(grad[0]).all()
     assert torch.isfinite(result[1]).all()
     assert torch.isfinite(grad[1]).all()
+
+
+def test_plain_pooling_marks_what_overflows() -> None:
+    features = torch.rand(2, 5, 4, generator=torch.Generator().manual_seed(0))
+    features[0] *= 1e25
+    features.requires_grad_()
+    result = pp.second_order_pool(features, check=False)
+    (grad,) = torch.autograd.grad(result.sum(), features)
+    assert torch.isnan(result[0]).all()
+    assert torch.isnan(grad[0]).all()
+    assert torch.isfinite(grad[1]).all()
+
+
+@pytest.mark.parametrize("eta", [50, 200, 1000])
+def test_rank_one_matrices_of_bfloat16_are_no_false_alarm(eta: int) -> None:
+    for seed in range(40):
+        features = torch.rand(4, 1, generator=torch.Generator().manual_seed(seed))
+        pp.spectral(pp.autocorrelation(features).bfloat16(), pp.MaxExp(eta))
+
+
+def test_symmetrising_does_not_overflow() -> None:
+    torch.testing.assert_close(pp.spectral(torch.eye(2) * 1.96e38, pp.Gamma(0.5)), torch.eye(2) * 1.4e19)

@@ -38,7 +38,6 @@ from powerpool.normalize import (
     Terms,
     inside_domain,
     make_terms,
-    mark_of_bad,
     require_symmetric,
     require_trace,
     trace_of,
@@ -84,9 +83,8 @@ def elementwise(
     with without_autocast(matrix):
         moment = at_least_float32(matrix)
         trace = _usable_trace(moment, curve, terms, checked)
-        divided = terms.divided(moment, trace, curve)
-        result = terms.added(_elementwise(divided.p, curve, checked, terms, moment), divided)
-        return (result if checked else result + mark_of_bad(moment, curve)).to(matrix.dtype)
+        divided = terms.divided(moment, trace, curve, checked)
+        return terms.added(_elementwise(divided.p, curve, checked, terms, moment), divided).to(matrix.dtype)
 
 
 def spectral(
@@ -125,9 +123,8 @@ def spectral(
         moment = symmetrize(given)
         if checked:
             require_symmetric(given, moment, matrix.dtype)
-        divided = terms.divided(moment, _usable_trace(moment, curve, terms, checked), curve)
-        result = terms.added(chosen.apply(divided.p, curve, checked, terms.round_off), divided)
-        return (result if checked else result + mark_of_bad(moment, curve)).to(matrix.dtype)
+        divided = terms.divided(moment, _usable_trace(moment, curve, terms, checked), curve, checked)
+        return terms.added(chosen.apply(divided.p, curve, checked, terms.round_off), divided).to(matrix.dtype)
 
 
 def first_order_pool(
@@ -226,7 +223,7 @@ def second_order_pool(
                 # Positive and symmetric by construction: an exact solver has nothing left to check. Others may diverge.
                 value = chosen.apply(divided.p, curve, sets.checked and not chosen.exact, terms.round_off)
             result = terms.added(value, divided)
-        return (result if sets.checked else result + sets.bad).to(features.dtype)
+        return result.to(features.dtype)
 
 
 def gram_factor(
@@ -255,8 +252,7 @@ def gram_factor(
     curve = None if curve is None else curves.resolve(curve)
     with without_autocast(features):
         sets = prepare(features, beta, coordinates, mask, check)
-        factor = _factor(sets, curve, make_terms(eps, trace_power, slope, torch.float32))
-        return factor if sets.checked else GramFactor(factor.features, factor.core + sets.bad)
+        return _factor(sets, curve, make_terms(eps, trace_power, slope, torch.float32))
 
 
 def require_matrix_solver(solver: Solver, curve: Curve) -> None:

@@ -40,10 +40,16 @@ class Terms(NamedTuple):
     slope: float
     round_off: float
 
-    def divided(self, moment: Tensor, trace: Tensor, curve: Curve) -> Divided:
-        """M/(tr M + eps) where the curve asks for it: plain operations, so that autograd is exact through the trace."""
+    def divided(self, moment: Tensor, trace: Tensor, curve: Curve, checked: bool) -> Divided:
+        """M/(tr M + eps) where the curve asks for it: plain operations, so that autograd is exact through the trace.
+
+        With checks off a bad matrix is divided by NaN, so that its value and its gradient are NaN.
+        """
         scale, divisor = self._scale(trace[..., None, None], curve)
-        return Divided(moment if divisor is None else moment / divisor, scale, divisor)
+        if checked:
+            return Divided(moment if divisor is None else moment / divisor, scale, divisor)
+        mark = mark_of_bad(moment, curve)
+        return Divided(moment / (mark + (1 if divisor is None else divisor)), scale, divisor)
 
     def divided_features(self, sets: Sets, curve: Curve | None) -> Divided:
         """Features X with X X^T = M/(tr M + eps), or M."""
@@ -175,8 +181,7 @@ def require_symmetric(given: Tensor, symmetric: Tensor, dtype: torch.dtype) -> N
 
 
 def mark_of_bad(moment: Tensor, curve: Curve) -> Tensor:  # shape: (*, C, C) -> (*, 1, 1)
-    """NaN for a matrix that is not finite, or whose trace cannot normalise it; else 0. Where checks are off, it marks
-    the result."""
+    """NaN for a matrix that is not finite, or whose trace cannot normalise it; else 0."""
     mark = nan_unless_finite(moment)
     if curve.trace_normalize:
         values = moment.detach()

@@ -30,8 +30,8 @@ def product(a: Tensor, b: Tensor) -> Tensor:  # shape: (*, A, B), (*, B, C) -> (
 
 
 def symmetrize(matrix: Tensor) -> Tensor:  # shape: (*, A, A) -> (*, A, A)
-    """(M + M^T)/2."""
-    return (matrix + matrix.mT).mul_(0.5)
+    """(M + M^T)/2, halved before the sum, which could overflow."""
+    return torch.add(matrix * 0.5, matrix.mT, alpha=0.5)
 
 
 class _SelfProduct(torch.autograd.Function):

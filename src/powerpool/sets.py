@@ -19,9 +19,8 @@ class Sets:
     """Features as they enter the moment: centred, with coordinates, zero where masked out, float32 or more."""
 
     values: Tensor  # shape: (*, C', N)
-    number: int | Tensor  # of locations; a tensor has shape (*, 1, 1)
+    number: int | Tensor  # of locations; a tensor has shape (*, 1, 1), NaN for a set that has no finite moment
     checked: bool
-    bad: Tensor  # shape: (*, 1, 1); NaN for a set that has no finite moment, else 0
 
 
 def prepare(features: Tensor, beta: float, coordinates: Tensor | None, mask: Tensor | None, check: bool | None) -> Sets:
@@ -41,13 +40,10 @@ def prepare(features: Tensor, beta: float, coordinates: Tensor | None, mask: Ten
     number = count(values, mask)
     if isinstance(number, Tensor):
         number = number[..., None, None]
-    if checked:
-        return Sets(values, number, True, energy.new_zeros(()))
-    bad = zero_or_nan(energy)
-    if isinstance(number, Tensor):
-        bad = bad + 0 / number  # NaN for an empty set
-        number = number.clamp(min=1)
-    return Sets(values, number, False, bad)
+    if not checked:
+        # What is divided by NaN is NaN, and so is its gradient; 0/N is NaN for an empty set.
+        number = number + zero_or_nan(energy) + (0 / number if isinstance(number, Tensor) else 0)
+    return Sets(values, number, checked)
 
 
 def _refuse_features(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -56,6 +58,33 @@ def test_small_eigenvalues_of_a_square_root_count() -> None:
     exact, _ = _run(features, pp.Gamma(0.5), "eigen")
     for solver in ("eigen", "gram"):
         assert _error(_run(features.float(), pp.Gamma(0.5), solver)[0], exact) < 5e-3
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e3, 1e6])
+@pytest.mark.parametrize("locations", [4, 30, 49, 60, 200])
+def test_steep_curves_of_large_features(locations: int, scale: float) -> None:
+    """AsinhE(10) of 1e6 large features has a slope of 1e13 at 0: nothing may leak out of the null space."""
+    features = scale * _features(64, locations)
+    curve = pp.AsinhE(10.0)
+    exact = pp.second_order_pool(features, curve, solver="gram" if locations < 64 else "eigen")
+    for solver in ("auto", "gram"):
+        assert _error(pp.second_order_pool(features.float(), curve, solver=solver), exact) < 2e-4
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e3, 1e6])
+@pytest.mark.parametrize("make", [pp.AsinhE, lambda eta: pp.SigmE(eta, trace_normalize=False)], ids=["asinhe", "sigme"])
+def test_parameter_gradient_with_more_locations_than_channels(make: Any, scale: float) -> None:
+    features = scale * torch.rand(8, 30, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    noise = torch.randn(8, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+
+    def gradient(dtype: torch.dtype, solver: str) -> float:
+        theta = torch.nn.Parameter(torch.tensor(10.0, dtype=dtype))
+        value = pp.second_order_pool(features.to(dtype), make(theta), solver=solver)
+        return torch.autograd.grad((value * (noise + noise.mT).to(dtype)).sum(), theta)[0].item()
+
+    exact = gradient(torch.float64, "eigen")
+    assert gradient(torch.float64, "gram") == pytest.approx(exact, rel=1e-6, abs=1e-8)
+    assert gradient(torch.float32, "gram") == pytest.approx(exact, rel=1e-3, abs=1e-5)
 
 
 def test_the_battery_sees_a_tenth_of_a_percent() -> None:

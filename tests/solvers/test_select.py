@@ -22,6 +22,9 @@ from powerpool.solvers import SOLVERS
         (pp.MaxExp(torch.nn.Parameter(torch.tensor(50.0))), 64, 196, "eigen"),
         (pp.MaxExp(torch.nn.Parameter(torch.tensor(50.0))), 512, 49, "gram"),
         (pp.SignedMaxExp(50), 64, None, "eigen"),
+        (pp.AsinhE(10.0), 64, 60, "gram"),
+        (pp.AsinhE(10.0), 64, 64, "eigen"),
+        (pp.HDP(0.01), 64, 60, "eigen"),
     ],
 )
 def test_choices(curve: pp.Curve, channels: int, locations: int | None, expected: str) -> None:
@@ -44,6 +47,11 @@ def test_auto_is_the_choice() -> None:
 def test_sizes_must_be_positive(channels: int, locations: int | None) -> None:
     with pytest.raises(ValueError, match="channels, locations >= 1"):
         pp.select_solver(pp.MaxExp(50), channels, locations)
+
+
+def test_auto_is_no_solver_by_itself() -> None:
+    with pytest.raises(ValueError, match="ask select_solver"):
+        pp.solvers.resolve("auto")
 
 
 def test_unknown_solver_lists_the_choices() -> None:

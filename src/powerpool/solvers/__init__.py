@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from powerpool.checks import DoubleBackwardError, require_choice
+from powerpool.checks import ArgumentError, DoubleBackwardError, require_choice
 from powerpool.solvers.base import Solver
 from powerpool.solvers.eigen import Eigen
 from powerpool.solvers.gram import Gram, GramFactor
@@ -40,4 +40,6 @@ def resolve(solver: str | Solver) -> Solver:
     if isinstance(solver, Solver):
         return solver
     require_choice(solver, ("auto", *SOLVERS), "solver")
+    if solver == "auto":
+        raise ArgumentError("'auto' stands for a choice that depends on the curve and the sizes: ask select_solver.")
     return SOLVERS[solver]()

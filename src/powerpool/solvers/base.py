@@ -53,8 +53,8 @@ def require_pairwise_positive(matrix: Tensor, what: str, round_off: float) -> No
     lowest = diagonal.amin(-1)
     if bool((lowest < -slack).any()):
         raise NotPositiveError(
-            f"{what} needs a positive semi-definite matrix (got a diagonal entry {lowest.min().item():.6g}). "
-            "For an indefinite symmetric matrix take AsinhE or SigmE."
+            f"{what} needs a positive semi-definite matrix (after any division by the trace, got a diagonal entry "
+            f"{lowest.min().item():.6g}). For an indefinite symmetric matrix take AsinhE or SigmE."
         )
     root = diagonal.clamp(min=0).sqrt()
     excess = matrix.detach().abs().addcmul_(root.unsqueeze(-1), root.unsqueeze(-2), value=-1).amax((-2, -1))

@@ -154,11 +154,16 @@ class _Ratio(SpectralForm):
 
     null: int
     """N - C, where positive: so many eigenvalues of K, the smallest, are 0 whatever round-off makes of them. h(0) need
-    not be, and would let the round-off of X v in: 1e6 large features and AsinhE give 40 for 30."""
+    not be, and would let the round-off of X v in: features of 1e6 and AsinhE gave 40 for 30."""
+
+    def points(self, eigenvalues: Tensor) -> Tensor:
+        """Eigenvalues inside the domain and not below round-off: there |X v|^2 is noise, and h(0) may be large."""
+        floor = self.noise(eigenvalues)
+        inside = super().points(eigenvalues)
+        return inside if self.curve.has_infinite_slope else torch.where(inside < floor, floor, inside)
 
     def value(self, points: Tensor, theta: Parameter) -> Tensor:
-        ratio = self.curve._ratio(points, theta)
-        return torch.where(self._is_null(points), 0.0, ratio) if self.null else ratio
+        return self._without_null(self.curve._ratio(points, theta))
 
     def loewner_product(self, rotated: Tensor, points: Tensor, theta: Parameter) -> Tensor:
         """``rotated`` times h[a,b] = (g[a,b] - h(low)) / high.
@@ -179,8 +184,10 @@ class _Ratio(SpectralForm):
         return safe_divide(difference * rotated, high)
 
     def parameter_slope(self, points: Tensor, theta: Parameter) -> Tensor:
-        # On the null space of K, where X v = 0, any value gives 0.
-        return safe_divide(self.curve._parameter_derivative(points, theta), points)
+        return self._without_null(safe_divide(self.curve._parameter_derivative(points, theta), points))
+
+    def _without_null(self, values: Tensor) -> Tensor:  # shape: (*, N) -> (*, N)
+        return torch.where(self._is_null(values), 0.0, values) if self.null else values
 
     def _is_null(self, points: Tensor) -> Tensor:  # shape: (N,); eigenvalues come in ascending order
         return torch.arange(points.shape[-1], device=points.device) < self.null

@@ -55,13 +55,15 @@ class NewtonSchulz(Solver):
         positive = trace > 0
         divisor = torch.where(positive, trace, 1.0)
         root = replay.run(_Iteration(self.iterations), matrix / divisor)
-        result = root * torch.where(positive, divisor.sqrt(), trace)
-        if check and not bool(torch.isfinite(result.detach().sum((-2, -1))).all()):
+        # The iterates rise to sqrt(lambda), and these squared sum to 1: more is divergence, which may still be finite.
+        diverged = root.detach().square().sum((-2, -1), keepdim=True) > 1.01
+        if check and not bool((~diverged & torch.isfinite(root.detach()).all(-1, True).all(-2, True)).all()):
             raise NotPositiveError(
-                f"Newton-Schulz diverged in {self.iterations} iterations: the matrix is indefinite, or singular up to "
-                "round-off, whose null space grows by 1.5 an iteration. Take fewer iterations, or solver='eigen'."
+                f"Newton-Schulz diverged in {self.iterations} iterations: the matrix is indefinite, too small for its "
+                "dtype, or singular up to round-off, whose null space grows by 1.5 an iteration. Take fewer "
+                "iterations, or solver='eigen'."
             )
-        return result
+        return root * torch.where(diverged, torch.nan, torch.where(positive, divisor.sqrt(), trace))
 
 
 @dataclass(frozen=True)

@@ -36,13 +36,16 @@ def select_solver(
     ====  ==========================================================  =============
     1     features given, and locations < 0.7 * channels              ``gram``
     2     the curve is an integer power with a Python number          ``squaring``
-    3     otherwise                                                   ``eigen``
+    3     features given, locations < channels, no trace division     ``gram``
+    4     otherwise                                                   ``eigen``
     ====  ==========================================================  =============
 
-    Only exact solvers are chosen. ``locations`` is ``None`` where only a matrix is at hand. Row 2 holds on every
-    device and dtype: on the CPU products take 0.4 to 1 times the time of eigenvalues for 32 to 512 channels (forward
-    and backward, eta = 50), and on CUDA batched ``eigh`` is the slow one. ``dtype`` and ``device`` are there so that
-    the table can grow rows that depend on them.
+    Only exact solvers are chosen. ``locations`` is ``None`` where only a matrix is at hand.
+
+    Row 2 holds on every device and dtype: on the CPU products take 0.4 to 1 times the time of eigenvalues for 32 to 512
+    channels (forward and backward, eta = 50), and on CUDA batched ``eigh`` is the slow one. Row 3 is for accuracy: a
+    curve that is steep at 0, such as AsinhE of large features, makes much of what round-off leaves of the null space
+    of M, and K has none. ``dtype`` and ``device`` are there so that the table can grow rows that depend on them.
 
     Example:
         >>> import powerpool as pp
@@ -62,5 +65,9 @@ def select_solver(
     power = curve.integer_power()
     if power is not None:
         return SolverChoice("squaring", f"integer power {power.exponent}: products only, no eigenvalues")
+    if locations is not None and locations < channels and not curve.trace_normalize:
+        return SolverChoice(
+            "gram", f"{locations} locations < {channels} channels: K has no null space for a steep curve"
+        )
     why = "its parameter is a tensor" if curve.is_learnable else "the curve is no integer power"
     return SolverChoice("eigen", f"{why}: eigenvalues of the {channels} x {channels} matrix")

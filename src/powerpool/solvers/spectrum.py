@@ -34,11 +34,15 @@ class SpectralForm(ABC):
         inside = self.curve.into_domain(eigenvalues, (-1,), self.round_off)
         if not self.curve.has_infinite_slope:
             return inside
+        return torch.where(inside <= self.noise(eigenvalues), 0.0, inside)
+
+    @staticmethod
+    def noise(eigenvalues: Tensor) -> Tensor:  # shape: (*, C) -> (*, 1)
+        """What round-off makes of an eigenvalue 0."""
         # Eigenvalues of an exactly singular moment of up to 512 channels stay within 7 ulp of the largest; a bound of
         # C ulp would drop real ones, and with them 2 % of a square root at 512 channels.
         ulps = max(8.0, math.sqrt(eigenvalues.shape[-1]))
-        null = ulps * torch.finfo(eigenvalues.dtype).eps * eigenvalues.abs().amax(-1, keepdim=True)
-        return torch.where(inside <= null, 0.0, inside)
+        return ulps * torch.finfo(eigenvalues.dtype).eps * eigenvalues.abs().amax(-1, keepdim=True)
 
     @abstractmethod
     def value(self, points: Tensor, theta: Parameter) -> Tensor:  # shape: (*, C) -> (*, C)

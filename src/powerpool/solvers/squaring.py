@@ -2,6 +2,7 @@ r"""Integer powers by matrix products alone: MaxExp(F), the paper's Algorithm 2,
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cache
 from typing import ClassVar
@@ -59,19 +60,21 @@ class Squaring(Solver):
             require_pairwise_positive(matrix, type(curve).__name__, round_off)
         result = integer_power(matrix, power)
         if check and power.complement:
-            _require_diagonal(result.detach(), power, type(curve).__name__)
+            _require_diagonal(result.detach(), power, type(curve).__name__, round_off)
         return result
 
 
-def _require_diagonal(result: Tensor, power: IntegerPower, what: str) -> None:
+def _require_diagonal(result: Tensor, power: IntegerPower, what: str, round_off: float) -> None:
     """Refuse a result whose diagonal leaves [0, scale]: it came from an eigenvalue outside [0, 1]. Reads values."""
     diagonal = result.diagonal(dim1=-2, dim2=-1)
-    slack = 1e-2 * power.scale  # generous: an eigenvalue that is really negative grows like a power of the exponent
+    # What an eigenvalue of -round_off becomes; one that is really negative becomes far more.
+    grown = math.expm1(min(power.exponent * math.log1p(round_off), 700.0))
+    slack = power.scale * max(1e-2, 2 * grown)
     if not bool(((diagonal >= -slack) & (diagonal <= power.scale + slack)).all()):
         raise NotPositiveError(
             f"{what} needs a positive semi-definite matrix (got one whose power has a diagonal entry of "
             f"{diagonal.min().item():.6g} to {diagonal.max().item():.6g}, outside [0, {power.scale:.6g}]). "
-            "For an indefinite symmetric matrix take AsinhE or SigmE."
+            "For an indefinite symmetric matrix take AsinhE or SigmE; solver='eigen' shows its eigenvalues."
         )
 
 
