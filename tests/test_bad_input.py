@@ -762,3 +762,24 @@ def test_rank_one_matrices_of_bfloat16_are_no_false_alarm(eta: int) -> None:
 
 def test_symmetrising_does_not_overflow() -> None:
     torch.testing.assert_close(pp.spectral(torch.eye(2) * 1.96e38, pp.Gamma(0.5)), torch.eye(2) * 1.4e19)
+
+
+def test_gram_is_not_for_matrices() -> None:
+    for call in (
+        lambda: pp.spectral(torch.eye(2), pp.MaxExp(2), "gram"),
+        lambda: pp.nn.SpectralPowerNorm(pp.MaxExp(2), "gram"),
+        lambda: pp.solvers.Gram().apply(torch.eye(2), pp.MaxExp(2), True, 1e-5),
+    ):
+        with pytest.raises(ValueError, match=r"needs features, not a matrix.*second_order_pool.*'eigen' or 'squaring'"):
+            call()
+
+
+def test_index_on_another_device() -> None:
+    with pytest.raises(ValueError, match=r"device of features, cpu \(got meta\)"):
+        pp.segment_autocorrelation(torch.rand(3, 2), torch.zeros(3, dtype=torch.int64, device="meta"))
+
+
+def test_relation_descriptor_takes_a_solver_that_its_mode_does_not_need() -> None:
+    pp.nn.RelationDescriptor("sigme", mode="elementwise", solver="squaring")  # never used, so no contradiction
+    with pytest.raises(ValueError, match=r"'squaring' cannot take SigmE"):
+        pp.nn.RelationDescriptor("sigme", mode="spectral", solver="squaring")

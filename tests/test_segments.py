@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import io
-import os
 import zipfile
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,10 +19,10 @@ from torch.testing import assert_close
 from powerpool import segments
 from powerpool.checks import ArgumentError, DomainError, DTypeError, NotFiniteError, ShapeError
 from powerpool.moments import autocorrelation, segment_autocorrelation, segment_mean
+from tests.data import require_data
 from tests.tolerances import tolerance
 
 BETAS = (0.0, 0.3, 1.0)
-DATA = Path(os.environ.get("POWERPOOL_DATA") or Path(__file__).parents[2] / "shared" / "data")
 few = settings(max_examples=40, deadline=None)
 
 
@@ -382,10 +380,7 @@ class TestMemory:
 
 @pytest.fixture(scope="module")
 def reddit() -> Tensor:
-    archive = DATA / "graphs" / "REDDIT-BINARY.zip"
-    if not archive.exists():
-        pytest.skip(f"no REDDIT-BINARY.zip in {archive.parent}: set POWERPOOL_DATA to the folder that holds graphs/")
-    with zipfile.ZipFile(archive) as files:
+    with zipfile.ZipFile(require_data("graphs/REDDIT-BINARY.zip")) as files:
         text = files.read("REDDIT-BINARY/REDDIT-BINARY_graph_indicator.txt")
     return torch.from_numpy(np.loadtxt(io.BytesIO(text), dtype=np.int64) - 1)
 

@@ -255,6 +255,14 @@ def gram_factor(
         return _factor(sets, curve, make_terms(eps, trace_power, slope, torch.float32))
 
 
+def require_pool_solver(solver: str | Solver, curve: Curve | None, mode: Mode) -> None:
+    """Refuse an unknown solver, and one that cannot take the curve: when a module is built, not in its first batch."""
+    if solver != "auto":
+        chosen = solvers.resolve(solver)
+        if curve is not None and mode == "spectral":
+            chosen.require(curve)
+
+
 def require_matrix_solver(solver: Solver, curve: Curve) -> None:
     """Refuse a solver that cannot take the curve, or needs features where there is only a matrix."""
     if isinstance(solver, Gram):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import functools
 import pickle
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
@@ -35,7 +36,7 @@ property_test = settings(
 )
 
 
-class CurveContract:
+class CurveContract(ABC):
     """What holds for every curve. A subclass names the curve, states its facts and types its formulas."""
 
     curve: ClassVar[type[Curve]]
@@ -60,16 +61,16 @@ class CurveContract:
     # Formulas, of mpmath numbers.
 
     @classmethod
-    def value(cls, p: mpf, theta: mpf) -> mpf:
-        raise NotImplementedError
+    @abstractmethod
+    def value(cls, p: mpf, theta: mpf) -> mpf: ...
 
     @classmethod
-    def derivative(cls, p: mpf, theta: mpf) -> mpf:
-        raise NotImplementedError
+    @abstractmethod
+    def derivative(cls, p: mpf, theta: mpf) -> mpf: ...
 
     @classmethod
-    def parameter_derivative(cls, p: mpf, theta: mpf) -> mpf:
-        raise NotImplementedError
+    @abstractmethod
+    def parameter_derivative(cls, p: mpf, theta: mpf) -> mpf: ...
 
     @classmethod
     def slope(cls, p: mpf, theta: mpf) -> mpf:
@@ -86,8 +87,8 @@ class CurveContract:
 
     @classmethod
     def exponent(cls, points: tuple[mpf, ...], theta: mpf) -> mpf:
-        """The x of the quantities that are ``exponential``."""
-        raise NotImplementedError
+        """The x of the quantities that are ``exponential``; of no matter where there are none."""
+        return mpf(0)
 
     @classmethod
     def integer_power(cls, theta: float) -> IntegerPower | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from typing import ClassVar
 
 import pytest
@@ -30,14 +31,14 @@ class FAHDPContract(CurveContract):
     trace_normalize = True
 
     @classmethod
+    @abstractmethod
     def below(cls, t):
         """The exponent for t < 1."""
-        raise NotImplementedError
 
     @classmethod
+    @abstractmethod
     def above(cls, t):
         """The exponent for t >= 1."""
-        raise NotImplementedError
 
     @classmethod
     def value(cls, p, theta):

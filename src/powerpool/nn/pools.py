@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from powerpool import curves, functional, solvers
+from powerpool import curves, functional
 from powerpool.checks import ArgumentError, ShapeError, require_beta, require_choice, require_floating, zero_or_nan
 from powerpool.coordinates import spatial_coordinates
 from powerpool.curves import Curve
@@ -188,10 +188,7 @@ class SecondOrderPool2d(_SecondOrderBase):
     ) -> None:
         super().__init__(channels, curve, beta, coordinates, reduce_to, sigma, alpha, eps, check, trace_power, slope)
         require_choice(mode, MODES, "mode")
-        if solver != "auto":
-            chosen = solvers.resolve(solver)
-            if self.curve is not None and mode == "spectral":
-                chosen.require(self.curve)
+        functional.require_pool_solver(solver, self.curve, mode)
         self.mode: Mode = mode
         self.solver = solver
 

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from powerpool import curves, functional, solvers
+from powerpool import curves, functional
 from powerpool.checks import ShapeError, require_beta, require_choice, require_floating
 from powerpool.curves import Curve
 from powerpool.functional import MODES, Mode
@@ -53,10 +53,7 @@ class RelationDescriptor(nn.Module):
         require_choice(variant, VARIANTS, "variant")
         require_beta(beta)
         self.curve = None if curve is None else curves.resolve(curve)
-        if solver != "auto":  # a contradiction of curve and solver shows here, not in the first batch
-            chosen = solvers.resolve(solver)
-            if self.curve is not None and mode == "spectral":
-                chosen.require(self.curve)
+        functional.require_pool_solver(solver, self.curve, mode)
         self.mode: Mode = mode
         self.variant: Variant = variant
         self.beta, self.solver, self.eps, self.check = beta, solver, eps, check
