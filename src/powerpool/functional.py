@@ -33,6 +33,7 @@ from powerpool.checks import (
     zero_or_nan,
 )
 from powerpool.curves import Curve
+from powerpool.divisions import trace_of
 from powerpool.moments import count, kept
 from powerpool.normalize import (
     Terms,
@@ -40,7 +41,6 @@ from powerpool.normalize import (
     make_terms,
     require_symmetric,
     require_trace,
-    trace_of,
 )
 from powerpool.precision import at_least_float32, without_autocast
 from powerpool.products import symmetrize

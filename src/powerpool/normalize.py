@@ -20,6 +20,7 @@ from powerpool.checks import (
     round_off,
 )
 from powerpool.curves import Curve
+from powerpool.divisions import energy_of, features_by_trace, matrix_by_trace, product_by_trace, trace_of
 from powerpool.products import self_product
 from powerpool.sets import Sets
 
@@ -28,7 +29,7 @@ class Divided(NamedTuple):
     """A moment as the curve sees it: ``p`` times ``divisor`` is M, and ``scale`` is tr M + eps."""
 
     p: Tensor  # shape: (*, C, C), or features X with X X^T = p, or their place in the core of a Gram factor
-    scale: Tensor  # shape: (*, 1, 1)
+    scale: Tensor | None  # shape: (*, 1, 1); None where no residual term asks for it
     divisor: Tensor | None  # shape: (*, 1, 1); None where the curve does not divide by the trace
 
 
@@ -41,21 +42,24 @@ class Terms(NamedTuple):
     round_off: float
 
     def divided(self, moment: Tensor, trace: Tensor, curve: Curve, checked: bool) -> Divided:
-        """M/(tr M + eps) where the curve asks for it: plain operations, so that autograd is exact through the trace.
+        """M/(tr M + eps) where the curve asks for it.
 
         With checks off a bad matrix is divided by NaN, so that its value and its gradient are NaN.
         """
-        scale, divisor = self._scale(trace[..., None, None], curve)
-        if checked:
-            return Divided(moment if divisor is None else moment / divisor, scale, divisor)
-        mark = mark_of_bad(moment, curve)
-        return Divided(moment / (mark + (1 if divisor is None else divisor)), scale, divisor)
+        scale = trace_scale(trace[..., None, None], self.eps)
+        mark = None if checked else mark_of_bad(moment, curve)
+        if curve.trace_normalize:
+            total = scale.detach()
+            return Divided(matrix_by_trace(moment, total if mark is None else total + mark), scale, divisor=scale)
+        return Divided(moment if mark is None else moment / (1 + mark), scale, divisor=None)
 
     def divided_features(self, sets: Sets, curve: Curve | None) -> Divided:
         """Features X with X X^T = M/(tr M + eps), or M."""
-        trace = sets.values.square().sum((-2, -1), keepdim=True) / sets.number
-        scale, divisor = self._scale(trace, curve)
-        return Divided(sets.values / _times(sets.number, divisor) ** 0.5, scale, divisor)
+        if curve is not None and curve.trace_normalize:
+            p = features_by_trace(sets.values, self._total(sets))
+        else:
+            p = sets.values / sets.number**0.5
+        return self._divided(p, sets, curve)
 
     def divided_sets(self, sets: Sets, curve: Curve | None) -> Divided:
         """M/(tr M + eps), or M, from features; what is divided is the smaller of features and product."""
@@ -63,26 +67,31 @@ class Terms(NamedTuple):
         if locations <= channels:
             divided = self.divided_features(sets, curve)
             return divided._replace(p=self_product(divided.p))
-        product = self_product(sets.values)
-        scale, divisor = self._scale(trace_of(product)[..., None, None] / sets.number, curve)
-        return Divided(product / _times(sets.number, divisor), scale, divisor)
+        if curve is not None and curve.trace_normalize:
+            p = product_by_trace(sets.values, self._total(sets))
+        else:
+            p = self_product(sets.values) / sets.number
+        return self._divided(p, sets, curve)
 
-    def _scale(self, trace: Tensor, curve: Curve | None) -> tuple[Tensor, Tensor | None]:
-        scale = trace_scale(trace, self.eps)
-        return scale, scale if curve is not None and curve.trace_normalize else None
+    def _total(self, sets: Sets) -> Tensor:  # shape: (*, 1, 1)
+        """N (tr M + eps)."""
+        return sets.number * trace_scale(sets.energy / sets.number, self.eps)
+
+    def _divided(self, p: Tensor, sets: Sets, curve: Curve | None) -> Divided:
+        if not (self.trace_power or self.slope):
+            return Divided(p, scale=None, divisor=None)
+        scale = trace_scale(energy_of(sets.values) / sets.number, self.eps)
+        return Divided(p, scale, divisor=scale if curve is not None and curve.trace_normalize else None)
 
     def added(self, result: Tensor, divided: Divided) -> Tensor:
         """The result with its residual terms."""
         if self.trace_power:
+            assert divided.scale is not None  # by _divided
             result = result * divided.scale**self.trace_power
         if self.slope:
             moment = divided.p if divided.divisor is None else divided.divisor * divided.p
             result = result + self.slope * moment
         return result
-
-
-def _times(number: int | Tensor, divisor: Tensor | None) -> int | Tensor:
-    return number if divisor is None else number * divisor
 
 
 def make_terms(eps: float, trace_power: float, slope: float, dtype: torch.dtype) -> Terms:
@@ -91,11 +100,6 @@ def make_terms(eps: float, trace_power: float, slope: float, dtype: torch.dtype)
     if not (abs(trace_power) < math.inf and abs(slope) < math.inf):  # Dynamo does not trace math.isfinite
         raise ArgumentError(f"trace_power and slope must be finite (got {trace_power} and {slope}); 0 leaves them out.")
     return Terms(eps, trace_power, slope, round_off(dtype))
-
-
-def trace_of(matrix: Tensor) -> Tensor:  # shape: (*, C, C) -> (*,)
-    """The trace of each matrix."""
-    return matrix.diagonal(dim1=-2, dim2=-1).sum(-1)
 
 
 def trace_scale(trace: Tensor, eps: float) -> Tensor:

@@ -11,10 +11,9 @@ from torch import Tensor
 from powerpool.checks import ArgumentError, round_off
 from powerpool.curves._forms import safe_divide
 from powerpool.curves.base import Curve, IntegerPower, Parameter
-from powerpool.products import sandwich, self_product, symmetrize
-from powerpool.solvers import replay
+from powerpool.products import inner_product, sandwich
 from powerpool.solvers.base import Solver
-from powerpool.solvers.replay import Recipe
+from powerpool.solvers.geometric import geometric_sum
 from powerpool.solvers.spectrum import SpectralForm, spectral_function
 from powerpool.solvers.squaring import integer_power
 
@@ -60,7 +59,7 @@ class Gram(Solver):
 
     def factor(self, features: Tensor, curve: Curve) -> GramFactor:  # shape: (*, C, N)
         """The curve of the spectrum of ``features @ features.mT``, as factors."""
-        gram = self_product(features.mT)  # (*, N, N)
+        gram = inner_product(features)  # (*, N, N)
         power = None if curve.is_learnable else curve.integer_power()
         if power is None:
             null = max(0, features.shape[-1] - features.shape[-2])
@@ -77,73 +76,8 @@ def _integer_ratio(gram: Tensor, power: IntegerPower) -> Tensor:  # shape: (*, N
         return power.scale * identity.expand(gram.shape)
     if not power.complement:
         return integer_power(gram, IntegerPower(power.exponent - 1, complement=False, scale=power.scale))
-    core = replay.run(_GeometricSum(power.exponent), gram)
+    core = geometric_sum(gram, power.exponent)
     return core if power.scale == 1 else power.scale * core
-
-
-@dataclass(frozen=True)
-class _GeometricSum(Recipe):
-    """T_n = sum_{k<n} (I-K)^k: T_2k = T_k + P_k T_k, P_2k = P_k^2; T_{k+1} = T_k + P_k, P_{k+1} = P_k P_1."""
-
-    terms: int
-
-    def forward(self, matrix: Tensor) -> tuple[Tensor, list[Tensor]]:
-        return _geometric_forward(matrix, self.terms)
-
-    def backward(self, matrix: Tensor, grad: Tensor, kept: list[Tensor]) -> Tensor:
-        return _geometric_backward(matrix, grad, self.terms, kept)
-
-
-def _geometric_forward(gram: Tensor, terms: int) -> tuple[Tensor, list[Tensor]]:
-    """T_n for n >= 2, and for every step T_k (where a product uses it) and P_k, in the order of the steps."""
-    identity = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
-    first = identity - gram
-    total, power, kept = identity.expand(gram.shape), first, []
-    bits = bin(terms)[3:]
-    for position, bit in enumerate(bits):
-        last = position == len(bits) - 1
-        # T_1 = I costs no product.
-        doubled = identity + power if position == 0 else torch.baddbmm(total, power, total)
-        kept += [power] if position == 0 else [power, total]
-        total = doubled
-        if bit == "1" or not last:
-            power = torch.bmm(power, power)
-        if bit == "1":
-            total = total + power
-            if not last:
-                kept.append(power)
-                power = torch.bmm(power, first)
-    return total, kept
-
-
-def _geometric_backward(gram: Tensor, grad: Tensor, terms: int, kept: list[Tensor]) -> Tensor:
-    """The gradient of K, for a symmetric gradient of T_n: the steps of the forward pass in reverse."""
-    identity = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
-    first = identity - gram
-    grad_total, grad_power, grad_first = grad, torch.zeros_like(grad), torch.zeros_like(grad)
-    bits = bin(terms)[3:]
-    for position in range(len(bits) - 1, -1, -1):
-        last = position == len(bits) - 1
-        if bits[position] == "1":
-            if not last:
-                power = kept.pop()
-                grad_first = grad_first + symmetrize(torch.bmm(power, grad_power))
-                grad_power = symmetrize(torch.bmm(first, grad_power))
-            grad_power = grad_power + grad_total
-        if position == 0:
-            power = kept.pop()
-            grad_power = grad_total + _twice_sym(power, grad_power)
-        else:
-            total, power = kept.pop(), kept.pop()
-            through_square = 0.0 if last and bits[position] == "0" else _twice_sym(power, grad_power)
-            grad_power = through_square + symmetrize(torch.bmm(total, grad_total))
-            grad_total = grad_total + symmetrize(torch.bmm(power, grad_total))
-    return -(grad_first + grad_power)
-
-
-def _twice_sym(power: Tensor, grad: Tensor) -> Tensor:
-    product = torch.bmm(power, grad)
-    return product + product.mT
 
 
 @dataclass(frozen=True)
