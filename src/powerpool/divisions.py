@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from powerpool.precision import without_autocast
-from powerpool.products import twice_symmetric_times
+from powerpool.products import times_transpose, twice_symmetric_times
 
 
 def features_by_trace(features: Tensor, total: Tensor) -> Tensor:  # shape: (*, C, N), (*, 1, 1) -> (*, C, N)
@@ -75,7 +75,8 @@ class _FeaturesByTrace(torch.autograd.Function):
             total = _connected(total, energy_of(features))
             x = features / total.sqrt()
         with without_autocast(x):
-            return torch.addcmul(grad, x, _inner(grad, x), value=-1) / total.sqrt(), None
+            root = total.sqrt()
+            return torch.addcmul(grad / root, x, _inner(grad, x) / root, value=-1), None
 
 
 class _ProductByTrace(torch.autograd.Function):
@@ -83,7 +84,7 @@ class _ProductByTrace(torch.autograd.Function):
 
     @staticmethod
     def forward(features: Tensor, total: Tensor) -> Tensor:
-        return (features @ features.mT).div_(total)
+        return times_transpose(features).div_(total)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
@@ -95,9 +96,9 @@ class _ProductByTrace(torch.autograd.Function):
         with without_autocast(p):
             if torch.is_grad_enabled():
                 total = _connected(total, energy_of(features))
-                p = (features @ features.mT) / total
+                p = times_transpose(features) / total
             weighted = twice_symmetric_times(grad, features)  # (*, C, N)
-            return torch.addcmul(weighted, features, _inner(grad, p), value=-2) / total, None
+            return torch.addcmul(weighted.div_(total), features, _inner(grad, p) / total, value=-2), None
 
 
 class _MatrixByTrace(torch.autograd.Function):

@@ -6,6 +6,7 @@ gradient of X X^T, one for each factor; the two are equal, so one is enough.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -36,7 +37,7 @@ def product(a: Tensor, b: Tensor) -> Tensor:  # shape: (*, A, B), (*, B, C) -> (
 
 def symmetrize(matrix: Tensor) -> Tensor:  # shape: (*, A, A) -> (*, A, A)
     """(M + M^T)/2, halved before the sum, which could overflow."""
-    return torch.add(matrix * 0.5, matrix.mT, alpha=0.5)
+    return (matrix * 0.5).add_(matrix.mT, alpha=0.5)
 
 
 def twice_symmetric(matrix: Tensor) -> Tensor:  # shape: (*, A, A) -> (*, A, A)
@@ -53,12 +54,58 @@ def twice_symmetric_times(matrix: Tensor, x: Tensor) -> Tensor:  # shape: (*, A,
     return twice_symmetric(matrix) @ x
 
 
+# Panels of rows that a symmetric product is computed in, and from which size on: at 256 rows it saves a sixth of the
+# time on the CPU, at 512 a fifth, at 1024 a quarter; below, copying costs what it saves.
+_PANELS = 4
+_PANELS_FROM = 256
+
+
+def times_transpose(x: Tensor) -> Tensor:  # shape: (*, A, B) -> (*, A, A)
+    """X X^T, with the backward of autograd; :func:`self_product` has a better one."""
+    flat = x.reshape(-1, *x.shape[-2:])
+    return symmetric_bmm(flat, flat.mT).reshape(*x.shape[:-1], x.shape[-2])
+
+
+def symmetric_bmm(a: Tensor, b: Tensor) -> Tensor:  # shape: (B, C, N), (B, N, C) -> (B, C, C)
+    """A B where that is symmetric, as for matrices that commute: 10 blocks of 16 are computed, the others mirrored."""
+    if not _panels_pay(a):
+        return torch.bmm(a, b)
+    return _mirrored(a, lambda rows, start: torch.bmm(a[:, rows], b[:, :, start:]))
+
+
+def symmetric_baddbmm(base: Tensor, a: Tensor, b: Tensor, beta: float = 1, alpha: float = 1) -> Tensor:
+    """beta base + alpha A B where that is symmetric; shapes as in :func:`symmetric_bmm`."""
+    if not _panels_pay(a):
+        return torch.baddbmm(base, a, b, beta=beta, alpha=alpha)
+
+    def panel(rows: slice, start: int) -> Tensor:
+        return torch.baddbmm(base[:, rows, start:], a[:, rows], b[:, :, start:], beta=beta, alpha=alpha)
+
+    return _mirrored(a, panel)
+
+
+def _panels_pay(a: Tensor) -> bool:
+    return min(a.shape[-2:]) >= _PANELS_FROM and a.device.type == "cpu"
+
+
+def _mirrored(a: Tensor, panel: Callable[[slice, int], Tensor]) -> Tensor:
+    """A symmetric matrix as high as ``a``, from its panels: ``rows``, from column ``start`` on."""
+    size = a.shape[-2]
+    result = a.new_empty(a.shape[0], size, size)
+    height = -(-size // _PANELS)
+    for start in range(0, size, height):
+        rows, below = slice(start, start + height), slice(start + height, size)
+        result[:, rows, start:] = panel(rows, start)
+        result[:, below, rows] = result[:, rows, below].mT
+    return result
+
+
 class _SelfProduct(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
     def forward(x: Tensor) -> Tensor:
-        return x @ x.mT
+        return times_transpose(x)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:

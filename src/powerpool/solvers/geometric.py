@@ -21,7 +21,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from powerpool.products import twice_symmetric
+from powerpool.products import symmetric_baddbmm, symmetric_bmm, twice_symmetric
 from powerpool.solvers import replay
 from powerpool.solvers.replay import Recipe
 
@@ -37,7 +37,7 @@ def chain(terms: int) -> tuple[int, ...]:
 
     Example:
         >>> chain(50), products(50)
-        ((2, 5, 5), (8, 11))
+        ((5, 2, 5), (8, 11))
     """
     return _cheapest(terms)
 
@@ -111,7 +111,7 @@ def _forward(gram: Tensor, steps: tuple[int, ...]) -> tuple[Tensor, list[Tensor]
             kept.append(rest)
         if step == 1:
             total = _plus_identity(total - rest, 1.0)
-            rest = rest if last else torch.baddbmm(rest + gram, rest, gram, alpha=-1)
+            rest = rest if last else symmetric_baddbmm(rest + gram, rest, gram, alpha=-1)
             continue
         quotient, root = _quotient(rest, step)
         kept += root
@@ -119,9 +119,9 @@ def _forward(gram: Tensor, steps: tuple[int, ...]) -> tuple[Tensor, list[Tensor]
             kept.append(quotient)
         if position > 1:  # after the first step T is its quotient
             kept.append(total)
-        total = quotient if position == 0 else torch.bmm(total, quotient)
+        total = quotient if position == 0 else symmetric_bmm(total, quotient)
         if not last:
-            rest = _twice_less_square(rest) if step == 2 else torch.bmm(rest, quotient)
+            rest = _twice_less_square(rest) if step == 2 else symmetric_bmm(rest, quotient)
     return total, kept
 
 
@@ -163,9 +163,9 @@ def _quotient(rest: Tensor, factor: int) -> tuple[Tensor, list[Tensor]]:
         return _plus_identity(-rest, 2.0), []
     power = _plus_identity(-rest, 1.0)
     if factor == 3:
-        return _plus_identity(torch.baddbmm(power, power, power), 1.0), []
-    root = _plus_identity(torch.baddbmm(power, power, power, beta=1 / 2), 3 / 8)
-    return _plus_identity(torch.baddbmm(power, root, root, beta=5 / 8), 55 / 64), [root]
+        return _plus_identity(symmetric_baddbmm(power, power, power), 1.0), []
+    root = _plus_identity(symmetric_baddbmm(power, power, power, beta=1 / 2), 3 / 8)
+    return _plus_identity(symmetric_baddbmm(power, root, root, beta=5 / 8), 55 / 64), [root]
 
 
 def _quotient_derivative(rest: Tensor, rest_slope: Tensor, factor: int, kept: list[Tensor]) -> Tensor:
@@ -187,7 +187,7 @@ def _product_derivative(a: Tensor, a_slope: Tensor, b: Tensor, b_slope: Tensor) 
 
 def _twice_less_square(rest: Tensor) -> Tensor:
     """R_2m = 2 R_m - R_m^2."""
-    return torch.baddbmm(rest, rest, rest, beta=2, alpha=-1)
+    return symmetric_baddbmm(rest, rest, rest, beta=2, alpha=-1)
 
 
 def _plus_identity(matrix: Tensor, weight: float) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from powerpool.checks import NotPositiveError
 from powerpool.curves.base import Curve, IntegerPower
-from powerpool.products import symmetrize
+from powerpool.products import symmetric_baddbmm, symmetric_bmm, symmetrize
 from powerpool.solvers import replay
 from powerpool.solvers.base import Solver, require_pairwise_positive
 from powerpool.solvers.replay import Recipe
@@ -181,12 +181,12 @@ def _backward(base: Tensor, grad: Tensor, steps: tuple[int, ...], kept: list[Ten
         half = _times(base, grad, complement)
     elif step == 3:
         product = _times(base, grad, complement)
-        half = _times(base, product + product.mT / 2, complement)
+        half = _times(base, torch.add(product, product.mT, alpha=1 / 2), complement)
     else:
         square = kept.pop(0)
         product = _times(base, grad, complement)
-        product = _times(base, product + product.mT * (2 / 3), complement)
-        half = _times(square, product + product.mT / 2, complement)
+        product = _times(base, torch.add(product, product.mT, alpha=2 / 3), complement)
+        half = _times(square, torch.add(product, product.mT, alpha=1 / 2), complement)
     grad = half + half.mT
     if not rest:
         return grad
@@ -196,8 +196,8 @@ def _backward(base: Tensor, grad: Tensor, steps: tuple[int, ...], kept: list[Ten
 def _multiply(a: Tensor, b: Tensor, complement: bool) -> Tensor:
     """A B; or, of I - A and I - B, I - (I-A)(I-B) = A + B - A B."""
     if not complement:
-        return torch.bmm(a, b)
-    return torch.baddbmm(a, a, b, beta=2, alpha=-1) if a is b else torch.baddbmm(a + b, a, b, alpha=-1)
+        return symmetric_bmm(a, b)
+    return symmetric_baddbmm(a, a, b, beta=2, alpha=-1) if a is b else symmetric_baddbmm(a + b, a, b, alpha=-1)
 
 
 def _times(power: Tensor, x: Tensor, complement: bool) -> Tensor:
