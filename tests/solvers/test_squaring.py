@@ -2,33 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import powerpool as pp
 from powerpool.solvers.squaring import chain, products
+from tests.counting import ProductCounter
 from tests.tolerances import tolerance
 
 EXPONENTS = [1, 2, 3, 4, 5, 6, 7, 9, 10, 11, 13, 20, 29, 50, 64, 97]
-
-
-class ProductCounter(TorchDispatchMode):
-    """Counts products of two C x C matrices."""
-
-    def __init__(self, size: int) -> None:
-        super().__init__()
-        self.size, self.count = size, 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        operands = {"bmm": 0, "mm": 0, "baddbmm": 1, "addmm": 1}.get(func.overloadpacket.__name__)
-        if operands is not None:
-            left, right = args[operands], args[operands + 1]
-            self.count += left.shape[-2:] == right.shape[-2:] == (self.size, self.size)
-        return func(*args, **(kwargs or {}))
 
 
 def _count(exponent: int, size: int = 12) -> tuple[int, int]:

@@ -1,0 +1,100 @@
+"""The sum of powers: how many products it takes, and that no chain of the same steps takes fewer."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from powerpool.products import symmetrize
+from powerpool.solvers.geometric import chain, geometric_sum, products
+from tests.counting import ProductCounter
+
+TERMS = [*range(2, 33), 49, 50, 60, 97, 125, 500]
+
+
+def _gram(size: int = 6, rank: int = 4, dtype: torch.dtype = torch.float64) -> Tensor:
+    x = torch.rand(2, rank, size, dtype=dtype)
+    return x.mT @ x / x.square().sum((-2, -1), keepdim=True)
+
+
+def _term_by_term(gram: Tensor, terms: int) -> Tensor:
+    identity = torch.eye(gram.shape[-1], dtype=gram.dtype)
+    power = total = identity.expand_as(gram) + 0 * gram
+    for _ in range(terms - 1):
+        power = power @ (identity - gram)
+        total = total + power
+    return total
+
+
+@pytest.mark.parametrize("terms", TERMS)
+def test_value_and_gradient_are_those_of_the_sum(terms: int) -> None:
+    gram = _gram().requires_grad_()
+    grad = symmetrize(torch.randn_like(gram))
+    expected, found = _term_by_term(gram, terms), geometric_sum(gram, terms)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12 * terms)
+    (expected_grad,) = torch.autograd.grad(expected, gram, grad)
+    (found_grad,) = torch.autograd.grad(found, gram, grad)
+    torch.testing.assert_close(found_grad, symmetrize(expected_grad), rtol=1e-11, atol=1e-12 * terms**2)
+
+
+@pytest.mark.parametrize("terms", [2, 3, 5, 6, 7, 11, 30, 50])
+def test_second_derivative(terms: int) -> None:
+    gram = _gram(size=3, rank=2)[:1].requires_grad_()
+    assert torch.autograd.gradgradcheck(lambda k: geometric_sum(symmetrize(k), terms), gram)
+
+
+@pytest.mark.parametrize("terms", TERMS)
+def test_counts_are_those_of_the_chain(terms: int) -> None:
+    gram = _gram(size=7).requires_grad_()
+    with ProductCounter(7) as forward:
+        result = geometric_sum(gram, terms)
+    with ProductCounter(7) as backward:
+        result.sum().backward()
+    assert (forward.count, backward.count) == products(terms)
+
+
+def test_fifty_terms_take_eight_and_eleven() -> None:
+    """Doubling with increments and a backward against the chain took 10 and 16."""
+    assert products(50) == (8, 11)
+
+
+@pytest.mark.parametrize("terms", [*range(2, 200), 1000, 4999, 10**6 + 3])
+def test_the_chain_reaches_its_number(terms: int) -> None:
+    reached = 1
+    for step in chain(terms):
+        reached = reached + 1 if step == 1 else reached * step
+    assert reached == terms
+    assert chain(terms)[0] > 1
+
+
+def _cost(steps: tuple[int, ...]) -> int:
+    """Products forward and backward, told again: 2 for a square, 3 for another product."""
+    total = 0
+    for position, step in enumerate(steps):
+        first, last = position == 0, position == len(steps) - 1
+        total += {1: 0, 2: 0, 3: 2, 5: 4}[step]
+        total += 3 if step > 1 and not first else 0
+        total += 0 if last else (2 if step == 2 else 3)
+    return total
+
+
+def _all_chains(terms: int) -> list[tuple[int, ...]]:
+    """Every way from 1: the last step is a factor, or an increment of an even number."""
+    if terms == 1:
+        return [()]
+    ways = [(*way, factor) for factor in (2, 3, 5) if terms % factor == 0 for way in _all_chains(terms // factor)]
+    return ways + ([(*way, 1) for way in _all_chains(terms - 1)] if terms % 2 else [])
+
+
+@pytest.mark.parametrize("terms", range(2, 130))
+def test_no_chain_is_cheaper(terms: int) -> None:
+    assert sum(products(terms)) == min(map(_cost, _all_chains(terms)))
+
+
+def test_small_matrices_keep_their_digits() -> None:
+    """I - K rounds K to the round-off of 1; 50 terms make 1225 times that of it, where R keeps it relative."""
+    gram = (_gram(size=12, rank=12) * 1e-4).float()
+    expected = _term_by_term(gram.double(), 50)
+    error = (geometric_sum(gram, 50).double() - expected).abs().max() / expected.abs().max()
+    assert error < 4 * torch.finfo(torch.float32).eps

@@ -1,0 +1,67 @@
+"""Products that use symmetry: each way of computing them gives what the plain formula gives."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from powerpool import products
+from powerpool.bench.counts import count
+
+
+def _commuting(size: int, batch: int = 2) -> tuple[Tensor, Tensor]:
+    x = torch.randn(batch, size, size, dtype=torch.float64) / size
+    a = x @ x.mT
+    return a, a @ a + a
+
+
+@pytest.mark.parametrize("size", [3, 255, 256, 257, 258, 259, 300])  # from 256 on by panels, of unequal height
+def test_symmetric_products_are_the_products(size: int) -> None:
+    a, b = _commuting(size)
+    torch.testing.assert_close(products.symmetric_bmm(a, b), a @ b)
+    found = products.symmetric_baddbmm(a, a, b, beta=2, alpha=-3)
+    torch.testing.assert_close(found, 2 * a - 3 * a @ b)
+
+
+@pytest.mark.parametrize("shape", [(256, 300), (2, 260, 256), (2, 2, 256, 257), (2, 256, 20), (3, 20, 300), (0, 4, 5)])
+def test_self_product_of_every_shape(shape: tuple[int, ...]) -> None:
+    x = torch.randn(shape, dtype=torch.float64, requires_grad=True)
+    found, expected = products.self_product(x), x @ x.mT
+    torch.testing.assert_close(found, expected)
+    grad = torch.randn_like(expected)
+    torch.testing.assert_close(torch.autograd.grad(found, x, grad)[0], torch.autograd.grad(expected, x, grad)[0])
+
+
+def test_panels_are_symmetric_to_the_last_bit_beside_the_diagonal_blocks() -> None:
+    a, b = (matrix.float() for matrix in _commuting(256))
+    result = products.symmetric_bmm(a, b)
+    assert torch.equal(result[:, :64, 64:], result[:, 64:, :64].mT)
+
+
+def test_panels_spend_ten_blocks_of_sixteen() -> None:
+    a, b = _commuting(256, batch=1)
+    assert count(lambda: products.symmetric_bmm(a, b)).product_flops == 2 * 256**3 * 10 // 16
+
+
+@pytest.mark.parametrize("columns", [4, 5, 8, 9, 40])  # of 64 rows: two products up to 8 columns, one from 9 on
+def test_both_ways_to_multiply_a_symmetric_sum(columns: int) -> None:
+    matrix, x = torch.randn(2, 64, 64, dtype=torch.float64), torch.randn(2, 64, columns, dtype=torch.float64)
+    torch.testing.assert_close(products.twice_symmetric_times(matrix, x), (matrix + matrix.mT) @ x)
+
+
+@pytest.mark.parametrize("columns", [2, 30])
+def test_sandwich_and_inner_product_gradients(columns: int) -> None:
+    x = torch.randn(2, 20, columns, dtype=torch.float64, requires_grad=True)
+    root = torch.randn(2, columns, columns, dtype=torch.float64)
+    core = (root + root.mT).requires_grad_()
+    grad = torch.randn(2, 20, 20, dtype=torch.float64)
+    found = torch.autograd.grad(products.sandwich(x, core), (x, core), grad)
+    expected = torch.autograd.grad(x @ core @ x.mT, (x, core), grad)
+    torch.testing.assert_close(found[0], expected[0])
+    torch.testing.assert_close(found[1], products.symmetrize(expected[1]))
+    inner_grad = torch.randn(2, columns, columns, dtype=torch.float64)
+    torch.testing.assert_close(
+        torch.autograd.grad(products.inner_product(x), x, inner_grad),
+        torch.autograd.grad(x.mT @ x, x, inner_grad),
+    )
