@@ -28,10 +28,12 @@ from powerpool.solvers.replay import Recipe
 
 def geometric_sum(matrix: Tensor, terms: int) -> Tensor:  # shape: (*, N, N) -> (*, N, N)
     """T_n of a symmetric matrix for n >= 2, differentiable twice."""
-    return replay.run(_GeometricSum(chain(terms)), matrix)
+    # Dynamo warns of a cache that it cannot see through; the search itself it traces.
+    steps = _cheapest(terms) if torch.compiler.is_compiling() else chain(terms)
+    return replay.run(_GeometricSum(steps), matrix)
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+@cache
 def chain(terms: int) -> tuple[int, ...]:
     """The cheapest steps from T_1 to T_terms, counted over forward and backward: a factor 2, 3 or 5, or 1 for "plus 1".
 
@@ -42,15 +44,14 @@ def chain(terms: int) -> tuple[int, ...]:
     return _cheapest(terms)
 
 
-@cache  # inside chain: the tracer warns of a cache, and calls chain without looking inside
-def _cheapest(terms: int) -> tuple[int, ...]:
-    return min(_options(terms, {}), key=_total_cost)
-
-
 def products(terms: int) -> tuple[int, int]:
     """How many matrix products the chain takes: forward, backward."""
     costs = _costs(chain(terms))
     return sum(forward for forward, _ in costs), sum(backward for _, backward in costs)
+
+
+def _cheapest(terms: int) -> tuple[int, ...]:
+    return min(_options(terms, {}), key=lambda steps: sum(map(sum, _costs(steps))))
 
 
 def _options(terms: int, known: dict[int, tuple[int, ...]]) -> list[tuple[int, ...]]:
@@ -66,12 +67,8 @@ def _way(terms: int, known: dict[int, tuple[int, ...]]) -> tuple[int, ...]:
     if terms == 1:
         return ()
     if terms not in known:
-        known[terms] = min(_options(terms, known), key=lambda steps: _total_cost((*steps, 2)))
+        known[terms] = min(_options(terms, known), key=lambda steps: sum(map(sum, _costs((*steps, 2)))))
     return known[terms]
-
-
-def _total_cost(steps: tuple[int, ...]) -> int:
-    return sum(forward + backward for forward, backward in _costs(steps))
 
 
 _SQUARE = (1, 1)

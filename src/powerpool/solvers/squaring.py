@@ -80,7 +80,9 @@ def _require_diagonal(result: Tensor, power: IntegerPower, what: str, round_off:
 
 def integer_power(matrix: Tensor, power: IntegerPower) -> Tensor:  # shape: (*, C, C) -> (*, C, C)
     """The power of a symmetric matrix, differentiable twice."""
-    result = replay.run(_ChainPower(chain(power.exponent), power.complement), matrix)
+    # Dynamo warns of a cache that it cannot see through; the search itself it traces.
+    steps = _search(power.exponent, {}) if torch.compiler.is_compiling() else chain(power.exponent)
+    result = replay.run(_ChainPower(steps, power.complement), matrix)
     return result if power.scale == 1 else power.scale * result
 
 
@@ -89,7 +91,7 @@ _FACTOR_COST = {2: (1, 1), 3: (2, 2), 5: (3, 3)}
 _INCREMENT_COST = (1, 2)
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+@cache
 def chain(exponent: int) -> tuple[int, ...]:
     """The cheapest steps to A**exponent, counted over forward and backward: a factor 2, 3 or 5, or 1 for "times A".
 
@@ -100,11 +102,6 @@ def chain(exponent: int) -> tuple[int, ...]:
         >>> chain(50), products(50)
         ((2, 5, 5), (7, 7))
     """
-    return _cheapest(exponent)
-
-
-@cache  # inside chain: the tracer warns of a cache, and calls chain without looking inside
-def _cheapest(exponent: int) -> tuple[int, ...]:
     return _search(exponent, {})
 
 
