@@ -8,7 +8,7 @@ Features become a moment matrix, a curve is applied to its entries or its spectr
 True
 """
 
-from powerpool import curves, nn, solvers
+from powerpool import curves, integrations, nn, solvers
 from powerpool.coordinates import spatial_coordinates
 from powerpool.curves import FAHDP, HDP, AsinhE, Curve, Gamma, MaxExp, SigmE, SignedMaxExp
 from powerpool.functional import elementwise, first_order_pool, gram_factor, second_order_pool, spectral
@@ -35,6 +35,7 @@ __all__ = [
     "first_order_pool",
     "from_vector",
     "gram_factor",
+    "integrations",
     "nn",
     "second_order_pool",
     "segment_autocorrelation",

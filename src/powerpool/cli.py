@@ -1,7 +1,7 @@
 """The command line: one table of commands, each imported when it is called.
 
-A command is a function of one typed dataclass, its options. The fields of the dataclass become ``--options``, the
-docstring becomes their help, and ``--config FILE`` reads the same fields from YAML.
+A command is a function of one typed dataclass, its options; it returns its exit code, or None for 0. The fields of the
+dataclass become ``--options``, the docstring becomes their help, and ``--config FILE`` reads the same fields from YAML.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ class Command:
     target: str  # "module:function"
     help: str
     extras: str
+    first_word: str | None = None
+    """The option that the first word after the command sets, if that is no option itself."""
 
 
 COMMANDS: dict[str, Command] = {
@@ -33,23 +35,37 @@ COMMANDS: dict[str, Command] = {
         help="train a small CNN on digits with four poolings and print one table",
         extras="train,sklearn",
     ),
+    "bench": Command(
+        target="powerpool.bench.command:run",
+        help="time and memory of pools, solvers, curves and training, against competitors in the same run",
+        extras="train,figures",
+        first_word="suite",
+    ),
+    "bench compare": Command(
+        target="powerpool.bench.compare:run",
+        help="what got slower between two records of bench; exit code 1 if anything of powerpool did",
+        extras="train,figures",
+    ),
 }
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``powerpool COMMAND [options]`` and return its exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    # The first word chooses the command; everything after it, --help included, belongs to that command.
-    name = _top_level_parser().parse_args(arguments[:1]).command
+    # One or two words choose the command; everything after them, --help included, belongs to that command.
+    first = " ".join(arguments[:2]) if " ".join(arguments[:2]) in COMMANDS else "".join(arguments[:1])
+    name = _top_level_parser().parse_args([first] if arguments else []).command
     command = COMMANDS[name]
+    rest = arguments[1 if arguments[0] == name else len(name.split()) :]
+    if command.first_word is not None and rest and not rest[0].startswith("-"):
+        rest = [f"--{command.first_word}={rest[0]}", *rest[1:]]
     try:
         function = _load(command.target)
-        try:
-            options = _parse_options(_options_type(function), name, arguments[1:])
-        except PowerPoolError as error:  # the dataclass refused a value that has the right type
-            sys.stderr.write(f"powerpool {name}: error: {error}\n")
-            return 2
-        function(options)
+        options = _parse_options(_options_type(function), name, rest)
+        return function(options) or 0
+    except PowerPoolError as error:  # a value of the right type that is refused, or a file that is
+        sys.stderr.write(f"powerpool {name}: error: {error}\n")
+        return 2
     except ModuleNotFoundError as error:
         if error.name is None or error.name.split(".")[0] == "powerpool":
             raise
@@ -61,7 +77,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         sys.stderr.write(f"powerpool {name}: interrupted\n")
         return 130
-    return 0
 
 
 def _top_level_parser() -> argparse.ArgumentParser:
@@ -79,13 +94,13 @@ def _top_level_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _load(target: str) -> Callable[[Any], None]:
+def _load(target: str) -> Callable[[Any], int | None]:
     module, _, function = target.partition(":")
-    loaded: Callable[[Any], None] = getattr(importlib.import_module(module), function)
+    loaded: Callable[[Any], int | None] = getattr(importlib.import_module(module), function)
     return loaded
 
 
-def _options_type(function: Callable[[Any], None]) -> type:
+def _options_type(function: Callable[[Any], int | None]) -> type:
     options_type: type = typing.get_type_hints(function)["options"]
     return options_type
 

@@ -74,8 +74,9 @@ class Terms(NamedTuple):
         return self._divided(p, sets, curve)
 
     def _total(self, sets: Sets) -> Tensor:  # shape: (*, 1, 1)
-        """N (tr M + eps)."""
-        return sets.number * trace_scale(sets.energy / sets.number, self.eps)
+        """N (tr M + eps); 1 for a set of zeros with eps = 0, which stays zero."""
+        total = sets.energy + sets.number * self.eps
+        return total if self.eps > 0 else torch.where(total == 0, 1.0, total)
 
     def _divided(self, p: Tensor, sets: Sets, curve: Curve | None) -> Divided:
         if not (self.trace_power or self.slope):

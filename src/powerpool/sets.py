@@ -37,7 +37,7 @@ def prepare(features: Tensor, beta: float, coordinates: Tensor | None, mask: Ten
         values = kept(values, mask)
     # One pass finds NaN, infinity and a moment that would overflow: |M_ij| is at most the sum of squares.
     energy = energy_of(values.detach())
-    if checked and not bool(torch.isfinite(energy).all()):
+    if checked and not bool((energy < torch.inf).all()):  # false for NaN too
         _refuse_features(features, coordinates, mask, values.dtype)
     number = count(values, mask)
     if isinstance(number, Tensor):

@@ -1,0 +1,25 @@
+"""Other libraries' interfaces to the pools, each in its own module: nothing optional is imported before it is used.
+
+Example:
+    >>> from powerpool import integrations
+    >>> integrations.pyg.SecondOrderAggregation.__name__
+    'SecondOrderAggregation'
+"""
+
+from __future__ import annotations
+
+import importlib
+from types import ModuleType
+
+__all__ = ["pyg"]
+
+
+def __getattr__(name: str) -> ModuleType:
+    # The module is imported when it is asked for: it needs the package that it integrates with.
+    if name in __all__:
+        return importlib.import_module(f"{__name__}.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}: choose one of {', '.join(__all__)}")
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *__all__]

@@ -1,0 +1,370 @@
+r"""Aggregations of PyTorch Geometric: the nodes of each graph in, one power-normalized vector per graph out.
+
+They go wherever PyG takes an ``Aggregation``: as the readout of a graph (``pool(x, batch)``), in ``MultiAggregation``,
+in ``MessagePassing(aggr=...)``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from powerpool import curves, functional
+from powerpool.checks import (
+    ArgumentError,
+    DomainError,
+    DTypeError,
+    ShapeError,
+    require_beta,
+    require_choice,
+    require_finite,
+    require_floating,
+    values_are_checked,
+)
+from powerpool.curves import Curve
+from powerpool.functional import MODES, Mode
+from powerpool.moments import segment_autocorrelation, segment_mean
+from powerpool.normalize import Divided, make_terms, trace_scale
+from powerpool.precision import at_least_float32
+from powerpool.solvers import Gram, Solver, resolve
+from powerpool.vectorize import to_vector
+
+try:
+    # At module level because the classes below are subclasses; only who imports this module needs the package.
+    from torch_geometric.nn.aggr import Aggregation
+except ModuleNotFoundError as error:
+    if error.name != "torch_geometric":
+        raise
+    raise ModuleNotFoundError(
+        "powerpool.integrations.pyg needs torch_geometric, which is not installed: pip install 'powerpool[graph]'.",
+        name=error.name,
+    ) from error
+
+
+class _PowerAggregation(Aggregation):
+    """What both aggregations share: the checks, graphs as an index, the curve and its start value."""
+
+    def __init__(self, channels: int, curve: Curve | str | None, check: bool | None) -> None:
+        super().__init__()
+        if channels < 1:
+            raise ArgumentError(f"{type(self).__name__} needs channels >= 1 (got {channels}).")
+        self.channels = channels
+        self.curve = None if curve is None else curves.resolve(curve)
+        self.check = check
+        self._start = {name: value.detach().clone() for name, value in self.named_parameters()}
+
+    @property
+    def out_features(self) -> int:
+        """The length of the vector of each graph."""
+        return self.channels
+
+    @property
+    def out_channels(self) -> int:
+        """The same by the name that it has in PyG."""
+        return self.out_features
+
+    def reset_parameters(self) -> None:
+        """Give a learnable parameter of the curve the value back that it was built with."""
+        for name, value in self.named_parameters():
+            value.data.copy_(self._start[name])
+
+    def __call__(
+        self,
+        x: Tensor,  # shape: (N, C)
+        index: Tensor | None = None,  # shape: (N,)
+        ptr: Tensor | None = None,  # shape: (G + 1,)
+        dim_size: int | None = None,
+        dim: int = -2,
+        **kwargs: Any,
+    ) -> Tensor:  # shape: (G, out_features)
+        """Check the input, then :meth:`forward`."""
+        # Before PyG looks at it: its own messages say what is wrong, not what to do.
+        self._require_rows(x, dim)
+        if index is not None:
+            self._require_index(index, x, dim_size)
+        if ptr is not None:
+            self._require_ptr(ptr, x)
+        if values_are_checked(x, self.check):
+            require_finite(x, "x")
+        return super().__call__(x, index, ptr, dim_size, dim, **kwargs)
+
+    def __repr__(self) -> str:
+        return nn.Module.__repr__(self)  # PyG's own leaves everything but the name out
+
+    def _require_rows(self, x: Tensor, dim: int) -> None:
+        require_floating(x, "x")
+        if x.ndim != 2 or x.shape[1] != self.channels or dim not in (-2, 0):
+            raise ShapeError(
+                f"{type(self).__name__}({self.channels}) takes node features x of shape (nodes, {self.channels}) and "
+                f"dim=-2 (got shape {tuple(x.shape)} and dim={dim}). "
+                "Build it with the channels of the layer before it; flatten other dimensions first."
+            )
+
+    def _require_index(self, index: Tensor, x: Tensor, dim_size: int | None) -> None:
+        _require_int64(index, "index", "the graph of each node", x)
+        if index.shape != x.shape[:1]:
+            raise ShapeError(
+                f"index must have shape (nodes,) = ({x.shape[0]},), the graph of each row of x "
+                f"(got {tuple(index.shape)} for x of shape {tuple(x.shape)})."
+            )
+        if index.numel() and values_are_checked(x, self.check):
+            low, high = (int(bound) for bound in torch.aminmax(index))
+            if low < 0 or (dim_size is not None and high >= dim_size):
+                bound = "dim_size)" if dim_size is None else f"dim_size) = [0, {dim_size})"
+                raise DomainError(
+                    f"index must lie in [0, {bound} (got {low} to {high}). "
+                    "Number the graphs from 0, and pass the number of graphs as dim_size."
+                )
+
+    def _require_ptr(self, ptr: Tensor, x: Tensor) -> None:
+        _require_int64(ptr, "ptr", "the first node of each graph, then the number of nodes", x)
+        if ptr.ndim != 1 or ptr.numel() == 0:
+            raise ShapeError(f"ptr must have shape (graphs + 1,) (got {tuple(ptr.shape)}).")
+        if values_are_checked(x, self.check) and not (
+            int(ptr[0]) == 0 and int(ptr[-1]) == x.shape[0] and bool((ptr[1:] >= ptr[:-1]).all())
+        ):
+            raise DomainError(
+                f"ptr must rise from 0 to the number of nodes, {x.shape[0]} (got {ptr.tolist()}). "
+                "With nodes in another order pass index."
+            )
+
+
+class SecondOrderAggregation(_PowerAggregation):
+    r"""Power-normalized second-order pooling of the nodes of each graph.
+
+    .. math:: (N, C) \to \operatorname{vec}\, g(M_s) \in \mathbb{R}^{C(C+1)/2}, \qquad
+              M_s = \frac{1}{N_s} \sum_{n \in s} \bar\phi_n \bar\phi_n^T, \qquad \bar\phi_n = \phi_n - \beta \mu_s
+
+    for each graph s of the batch: :func:`powerpool.second_order_pool` of its nodes, as the upper triangle with
+    off-diagonal entries times sqrt 2. A graph without nodes gives the zero vector, as in PyG.
+
+    Nodes are not padded to the largest graph unless that is cheap. If every graph of the batch has fewer nodes than
+    channels, a padded batch is smaller than the matrices that are asked for, and it opens the Gram form, which
+    :func:`powerpool.select_solver` then chooses as for any features. In all other batches moments are formed by
+    segment, and ``solver="auto"`` is what :func:`powerpool.select_solver` says of a matrix. The size of the largest
+    graph is read on the CPU; elsewhere reading would synchronise, and ``max_num_elements`` tells it.
+
+    Args:
+        channels: C of the node features (N, C).
+        curve: a curve, its name, or None for plain second-order pooling.
+        mode: ``"spectral"`` or ``"elementwise"``.
+        beta: how much of the mean of the graph is removed, 0 (autocorrelation) to 1 (covariance).
+        solver: see :func:`powerpool.spectral`; also ``"gram"``, where every graph has fewer nodes than channels.
+        eps, check, trace_power, slope: see :mod:`powerpool.functional`.
+
+    Example:
+        >>> import torch, powerpool as pp
+        >>> from powerpool.integrations.pyg import SecondOrderAggregation
+        >>> pool = SecondOrderAggregation(64, pp.MaxExp(eta=50))
+        >>> batch = torch.tensor([0, 0, 0, 1, 1])  # five nodes of two graphs
+        >>> pool(torch.rand(5, 64), batch).shape, pool.out_features
+        (torch.Size([2, 2080]), 2080)
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        curve: Curve | str | None = None,
+        mode: Mode = "spectral",
+        beta: float = 0.0,
+        solver: str | Solver = "auto",
+        *,
+        eps: float = 1e-6,
+        check: bool | None = None,
+        trace_power: float = 0.0,
+        slope: float = 0.0,
+    ) -> None:
+        super().__init__(channels, curve, check)
+        require_choice(mode, MODES, "mode")
+        require_beta(beta)
+        functional.require_pool_solver(solver, self.curve, mode)
+        make_terms(eps, trace_power, slope, torch.float32)  # bad values show here, not in the first batch
+        self.mode: Mode = mode
+        self.beta, self.solver = beta, solver
+        self.eps, self.trace_power, self.slope = eps, trace_power, slope
+
+    @property
+    def out_features(self) -> int:
+        """The length of the vector of each graph, C(C+1)/2."""
+        return self.channels * (self.channels + 1) // 2
+
+    def forward(
+        self,
+        x: Tensor,  # shape: (N, C)
+        index: Tensor | None = None,  # shape: (N,)
+        ptr: Tensor | None = None,  # shape: (G + 1,)
+        dim_size: int | None = None,
+        dim: int = -2,
+        max_num_elements: int | None = None,
+    ) -> Tensor:  # shape: (G, C(C+1)/2)
+        """One vector per graph.
+
+        Args:
+            x: node features.
+            index: the graph of each node, in any order; without it and ``ptr`` all nodes are one graph.
+            ptr: instead of ``index``, where the nodes of each graph begin in sorted nodes, and their number.
+            dim_size: the number of graphs; the largest index plus one if not given.
+            dim: -2.
+            max_num_elements: the nodes of the largest graph, for devices where reading it would synchronise.
+        """
+        index, graphs = _index_of(x, index, ptr, dim_size)
+        if x.shape[0] == 0:
+            return _zeros(x, graphs, self.out_features)
+        rows = at_least_float32(x)
+        sizes = index.new_zeros(graphs).index_add(0, index, torch.ones_like(index))  # (G,)
+        if self.beta:
+            means = segment_mean(rows, index, graphs, check=False)  # (G, C)
+            rows = rows - self.beta * means.index_select(0, index)
+        known = values_are_checked(index, None)
+        largest = int(sizes.max()) if known else max_num_elements
+        if largest is not None and largest < self.channels:
+            matrix = self._padded(rows, index, sizes, largest)
+        else:
+            matrix = self._by_segment(rows, index, graphs, largest)
+        if self._lifts_zero():
+            matrix = torch.where((sizes > 0)[:, None, None], matrix, 0.0)
+        return to_vector(matrix).to(x.dtype)
+
+    def extra_repr(self) -> str:
+        """What is not in the curve."""
+        return (
+            f"{self.channels}, beta={self.beta}, eps={self.eps}, mode={self.mode!r}, solver={self.solver!r}, "
+            f"out_features={self.out_features}"
+        )
+
+    def _lifts_zero(self) -> bool:
+        """Whether the matrix of a graph without nodes, 0, does not stay 0: (0 + eps)^gamma."""
+        return self.curve is not None and self.curve.adds_eps and self.mode == "elementwise"
+
+    def _padded(self, rows: Tensor, index: Tensor, sizes: Tensor, largest: int) -> Tensor:  # shape: (G, C, C)
+        # Rows times sqrt(P / N_s), padded with zeros to P: the mean over P locations is then the mean over the graph.
+        # That takes no mask, and a graph without nodes is a graph of zeros.
+        graphs, padded = sizes.shape[0], max(largest, 1)
+        weight = (padded / sizes.clamp(min=1).to(rows.dtype)).sqrt()  # (G,)
+        # A graph that is larger than max_num_elements said becomes NaN, never a sum over some of its nodes.
+        weight = torch.where(sizes > padded, torch.nan, weight)
+        slot = index * padded + _position(index, sizes).clamp(max=padded - 1)  # (N,)
+        weighted = rows * weight.index_select(0, index).unsqueeze(-1)
+        filled = rows.new_zeros(graphs * padded, rows.shape[1]).index_copy(0, slot, weighted)
+        return functional.second_order_pool(
+            filled.view(graphs, padded, -1).mT,
+            self.curve,
+            self.mode,
+            solver=self.solver,
+            eps=self.eps,
+            check=self.check,
+            trace_power=self.trace_power,
+            slope=self.slope,
+        )
+
+    def _by_segment(self, rows: Tensor, index: Tensor, graphs: int, largest: int | None) -> Tensor:  # (G, C, C)
+        self._require_no_gram(largest)
+        moment = segment_autocorrelation(rows, index, graphs, check=self.check)
+        if self.curve is None:
+            # What second_order_pool does without a curve.
+            terms = make_terms(self.eps, self.trace_power, self.slope, torch.float32)
+            scale = trace_scale(moment.diagonal(dim1=-2, dim2=-1).sum(-1)[:, None, None], self.eps)
+            return terms.added(moment, Divided(moment, scale, None))
+        residual = {"trace_power": self.trace_power, "slope": self.slope}
+        if self.mode == "elementwise":
+            return functional.elementwise(moment, self.curve, self.eps, self.check, **residual)
+        return functional.spectral(moment, self.curve, self.solver, self.eps, self.check, **residual)
+
+    def _require_no_gram(self, largest: int | None) -> None:
+        if self.solver == "auto" or not isinstance(resolve(self.solver), Gram):
+            return
+        if largest is None:
+            raise ArgumentError(
+                "solver 'gram' needs the size of the largest graph, which is not read where that would synchronise or "
+                "cannot be traced: pass max_num_elements, or build the aggregation with solver='auto'."
+            )
+        raise ArgumentError(
+            f"solver 'gram' pads every graph to the largest, and needs fewer nodes than channels (got a graph of "
+            f"{largest} nodes, and {self.channels} channels). Build the aggregation with solver='auto', which takes "
+            "the Gram form in those batches that allow it, or with 'eigen' or 'squaring'."
+        )
+
+
+class FirstOrderPowerAggregation(_PowerAggregation):
+    r"""The mean of the nodes of each graph, then a curve.
+
+    .. math:: (N, C) \to \mathbb{R}^{C}, \qquad \psi_{sk} = g\Bigl(\frac{1}{N_s} \sum_{n \in s} \phi_{nk}\Bigr)
+
+    for each graph s of the batch: :func:`powerpool.first_order_pool` of its nodes. A graph without nodes gives the zero
+    vector, as in PyG. The curve sees the means as they are: for MaxExp and FAHDP bring the features to [0, 1] first.
+
+    Args:
+        channels: C of the node features (N, C).
+        curve: a curve, its name, or None for the plain mean.
+        check: see :mod:`powerpool.functional`.
+
+    Example:
+        >>> import torch, powerpool as pp
+        >>> from powerpool.integrations.pyg import FirstOrderPowerAggregation
+        >>> pool = FirstOrderPowerAggregation(2, pp.AsinhE(gamma=1.0))
+        >>> pool(torch.tensor([[1.0, 0.0], [3.0, 0.0], [4.0, 1.0]]), torch.tensor([0, 0, 1]))
+        tensor([[1.4436, 0.0000],
+                [2.0947, 0.8814]])
+    """
+
+    def __init__(self, channels: int, curve: Curve | str | None = None, *, check: bool | None = None) -> None:
+        super().__init__(channels, curve, check)
+
+    def forward(
+        self,
+        x: Tensor,  # shape: (N, C)
+        index: Tensor | None = None,  # shape: (N,)
+        ptr: Tensor | None = None,  # shape: (G + 1,)
+        dim_size: int | None = None,
+        dim: int = -2,
+        max_num_elements: int | None = None,
+    ) -> Tensor:  # shape: (G, C)
+        """One vector per graph; arguments as in :meth:`SecondOrderAggregation.forward`."""
+        index, graphs = _index_of(x, index, ptr, dim_size)
+        if x.shape[0] == 0:
+            return _zeros(x, graphs, self.out_features)
+        means = segment_mean(at_least_float32(x), index, graphs, check=self.check)
+        # Each mean is a set of one location.
+        return functional.first_order_pool(means.unsqueeze(-1), self.curve, check=self.check).to(x.dtype)
+
+    def extra_repr(self) -> str:
+        """What is not in the curve."""
+        return f"{self.channels}, out_features={self.out_features}"
+
+
+def _require_int64(tensor: Tensor, name: str, what: str, x: Tensor) -> None:
+    if not isinstance(tensor, Tensor) or tensor.dtype != torch.int64:
+        given = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
+        raise DTypeError(f"{name} must be an int64 tensor, {what} (got {given}). Use torch.as_tensor({name}).long().")
+    if tensor.device != x.device:
+        raise ArgumentError(f"{name} must be on the device of x, {x.device} (got {tensor.device}). Use {name}.to(...).")
+
+
+def _index_of(x: Tensor, index: Tensor | None, ptr: Tensor | None, dim_size: int | None) -> tuple[Tensor, int]:
+    """The graph of each node, and the number of graphs."""
+    if index is None and ptr is None:
+        index = torch.zeros(x.shape[0], dtype=torch.int64, device=x.device)
+    if index is None:
+        assert ptr is not None
+        number = torch.arange(ptr.shape[0] - 1, device=ptr.device)
+        return torch.repeat_interleave(number, ptr.diff(), output_size=x.shape[0]), ptr.shape[0] - 1
+    if dim_size is None:  # __call__ tells it; forward may be called without
+        dim_size = int(index.max()) + 1 if index.numel() else 0
+    return index, dim_size
+
+
+def _position(index: Tensor, sizes: Tensor) -> Tensor:  # shape: (N,), (G,) -> (N,)
+    """The number of each node in its own graph, from 0."""
+    first = sizes.cumsum(0) - sizes  # (G,), in sorted nodes
+    place = torch.arange(index.shape[0], device=index.device)  # (N,)
+    if values_are_checked(index, None) and bool((index[1:] >= index[:-1]).all()):
+        return place - first.index_select(0, index)
+    order = torch.argsort(index, stable=True)
+    return torch.empty_like(place).index_copy(0, order, place - first.index_select(0, index.index_select(0, order)))
+
+
+def _zeros(x: Tensor, graphs: int, features: int) -> Tensor:  # shape: (0, C) -> (G, features)
+    """Graphs without any node, with a gradient for the nodes that are not there."""
+    return x.new_zeros(graphs, features) + x.sum()

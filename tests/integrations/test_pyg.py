@@ -1,0 +1,639 @@
+"""Aggregations of PyTorch Geometric: against the formulas graph by graph, and in the places where PyG takes them."""
+
+from __future__ import annotations
+
+import copy
+import io
+import math
+import pickle
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import grakel
+import numpy as np
+import pytest
+import torch
+from mpmath import mpf
+from torch import Tensor, nn
+from torch.autograd import gradcheck, gradgradcheck
+from torch.profiler import ProfilerActivity, profile
+from torch.testing import assert_close
+from torch_geometric.nn import GINConv, MessagePassing, SAGEConv, global_mean_pool
+from torch_geometric.nn.aggr import Aggregation, MultiAggregation
+
+import powerpool as pp
+from powerpool.checks import ArgumentError, DomainError, DTypeError, NotFiniteError, ShapeError
+from powerpool.integrations.pyg import FirstOrderPowerAggregation, SecondOrderAggregation
+from tests import oracles
+from tests.data import require_data
+from tests.oracles import Reference
+from tests.tolerances import tolerance
+
+CHANNELS = 6
+# Fewer nodes than channels: the batch is padded. More in one of them: it is not. Graph 2 is empty, and so is the last.
+SMALL = [3, 1, 0, 5, 2, 0]
+LARGE = [3, 1, 0, 9, 2, 0]
+LAYOUTS = {"padded": SMALL, "segments": LARGE}
+
+
+@dataclass(frozen=True)
+class Case:
+    """An aggregation of :data:`CHANNELS` channels, and the vector it must give for the nodes of one graph."""
+
+    name: str
+    make: Callable[..., Aggregation]  # takes check=
+    reference: Callable[[np.ndarray], np.ndarray]  # (nodes, C) -> (out_features,), float64, at least one node
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def _second_order(
+    nodes: np.ndarray, mode: str, curve: Reference | None, beta: float, trace_power: float, slope: float
+) -> np.ndarray:
+    """The formulas, node by node."""
+    mean = sum(nodes) / len(nodes)
+    moment = sum(np.outer(node - beta * mean, node - beta * mean) for node in nodes) / len(nodes)
+    eps = 1e-6
+    scale = np.trace(moment) + eps
+    if curve is None:
+        result = moment
+    elif mode == "spectral":
+        result = oracles.spectral(moment, curve, eps, null=len(moment) * np.finfo(np.float64).eps)
+    else:
+        p = moment / scale if curve.trace_normalize else moment
+        lift = eps if mode == "elementwise+eps" else 0.0
+        result = np.array([[float(curve.value(mpf(entry + lift))) for entry in line] for line in p])
+    result = result * scale**trace_power + slope * moment
+    rows, columns = np.triu_indices(len(result))
+    return result[rows, columns] * np.where(rows == columns, 1.0, math.sqrt(2.0))
+
+
+def _second(
+    name: str,
+    curve: pp.Curve | None,
+    reference: Reference | None,
+    mode: str = "spectral",
+    solver: str | pp.solvers.Solver = "auto",
+    beta: float = 0.0,
+    trace_power: float = 0.0,
+    slope: float = 0.0,
+) -> Case:
+    return Case(
+        name,
+        lambda **options: SecondOrderAggregation(
+            CHANNELS,
+            curve,
+            mode.split("+", maxsplit=1)[0],
+            beta,
+            solver,
+            trace_power=trace_power,
+            slope=slope,
+            **options,
+        ),
+        lambda nodes: _second_order(nodes, mode, reference, beta, trace_power, slope),
+    )
+
+
+def _first(name: str, curve: pp.Curve | None, reference: Reference | None) -> Case:
+    def expected(nodes: np.ndarray) -> np.ndarray:
+        mean = sum(nodes) / len(nodes)
+        return mean if reference is None else np.array([float(reference.value(mpf(p))) for p in mean])
+
+    return Case(name, lambda **options: FirstOrderPowerAggregation(CHANNELS, curve, **options), expected)
+
+
+CASES = [
+    _first("mean", None, None),
+    _first("mean-asinhe", pp.AsinhE(3.0), oracles.asinhe(3.0)),
+    _first("mean-maxexp", pp.MaxExp(7), oracles.maxexp(7)),
+    _second("plain", None, None),
+    _second("plain-covariance-residual", None, None, beta=1.0, trace_power=0.5, slope=0.1),
+    _second("elementwise-sigme", pp.SigmE(5.0), oracles.sigme(5.0), "elementwise", beta=0.5),
+    _second("elementwise-maxexp", pp.MaxExp(7), oracles.maxexp(7), "elementwise", trace_power=0.5, slope=0.1),
+    _second("elementwise-gamma", pp.Gamma(0.5), oracles.gamma(0.5), "elementwise+eps"),
+    _second("auto-maxexp", pp.MaxExp(50), oracles.maxexp(50)),
+    _second("auto-gamma", pp.Gamma(0.5), oracles.gamma(0.5)),
+    _second("auto-asinhe", pp.AsinhE(3.0), oracles.asinhe(3.0), beta=0.5, trace_power=0.5, slope=0.1),
+    _second("squaring-maxexp", pp.MaxExp(7), oracles.maxexp(7), solver="squaring", slope=0.1),
+    _second("eigen-hdp", pp.HDP(0.1), oracles.hdp(0.1), solver="eigen", trace_power=0.5),
+    _second("gram-maxexp", pp.MaxExp(7), oracles.maxexp(7), solver="gram", beta=0.5),
+    _second("gram-hdp", pp.HDP(0.1), oracles.hdp(0.1), solver=pp.solvers.Gram()),
+]
+EVERYWHERE = pytest.mark.parametrize("case", CASES, ids=str)
+BOTH_LAYOUTS = pytest.mark.parametrize("sizes", LAYOUTS.values(), ids=LAYOUTS)
+# The Gram solver takes graphs of fewer nodes than channels: see TestGram.
+PAIRS = [
+    pytest.param(case, sizes, id=f"{case}-{layout}")
+    for case in CASES
+    for layout, sizes in LAYOUTS.items()
+    if layout == "padded" or not case.name.startswith("gram")
+]
+IN_BOTH_LAYOUTS = pytest.mark.parametrize("case, sizes", PAIRS)
+
+
+def _batch(sizes: list[int], dtype: torch.dtype = torch.float64, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Positive node features with few digits, the same problem in every precision, and the graph of each node."""
+    generator = torch.Generator().manual_seed(seed)
+    values = torch.rand(sum(sizes), CHANNELS, generator=generator, dtype=torch.float64)
+    index = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
+    return ((values * 64).round() / 64 + 1 / 64).to(dtype) / 2, index
+
+
+def _expected(case: Case, x: Tensor, index: Tensor, graphs: int) -> Tensor:
+    """Graph by graph; zero where a graph has no nodes."""
+    rows = [x.double()[index == graph].numpy() for graph in range(graphs)]
+    length = case.make().out_features
+    return torch.stack([torch.from_numpy(case.reference(nodes) if len(nodes) else np.zeros(length)) for nodes in rows])
+
+
+@IN_BOTH_LAYOUTS
+class TestValue:
+    def test_equals_the_formulas_graph_by_graph(self, case: Case, sizes: list[int]) -> None:
+        x, index = _batch(sizes)
+        expected = _expected(case, x, index, len(sizes))
+        pool = case.make()
+        result = pool(x, index, dim_size=len(sizes))
+        assert result.shape == (len(sizes), pool.out_features)
+        assert_close(result, expected, **tolerance(torch.float64))
+        assert_close(pool(x.float(), index, dim_size=len(sizes)).double(), expected, **tolerance(torch.float32))
+
+    def test_ptr_is_the_same_as_index(self, case: Case, sizes: list[int]) -> None:
+        x, index = _batch(sizes)
+        pool, ptr = case.make(), torch.tensor([0, *np.cumsum(sizes)])
+        by_index = pool(x, index, dim_size=len(sizes))
+        assert_close(pool(x, ptr=ptr), by_index, rtol=0, atol=0)
+        assert_close(pool(x, index, ptr), by_index, rtol=0, atol=0)
+        assert_close(pool(x, ptr=ptr, dim_size=len(sizes), dim=0), by_index, rtol=0, atol=0)
+
+    def test_order_of_the_nodes_does_not_matter(self, case: Case, sizes: list[int]) -> None:
+        x, index = _batch(sizes)
+        shuffled = torch.randperm(len(x), generator=torch.Generator().manual_seed(1))
+        pool = case.make()
+        assert_close(
+            pool(x[shuffled], index[shuffled], dim_size=len(sizes)),
+            pool(x, index, dim_size=len(sizes)),
+            **tolerance(torch.float64),
+        )
+
+    def test_gradient(self, case: Case, sizes: list[int]) -> None:
+        x, index = _batch(sizes, seed=1)
+        pool = case.make()
+        assert gradcheck(lambda nodes: pool(nodes, index, dim_size=len(sizes)), (x.requires_grad_(),))
+
+    def test_half_precision_is_computed_in_float32(self, case: Case, sizes: list[int]) -> None:
+        pool = case.make()
+        for dtype in (torch.float16, torch.bfloat16):
+            x, index = _batch(sizes, dtype)
+            x.requires_grad_()
+            result = pool(x, index, dim_size=len(sizes))
+            assert result.dtype == dtype
+            # Rounded once, from the float32 result.
+            assert_close(result, pool(x.float(), index, dim_size=len(sizes)).to(dtype), rtol=0, atol=0)
+            result.float().sum().backward()
+            assert x.grad is not None
+            assert x.grad.dtype == dtype
+            assert torch.isfinite(x.grad).all()
+
+    def test_autocast_changes_nothing(self, case: Case, sizes: list[int]) -> None:
+        x, index = _batch(sizes, torch.float32)
+        pool, gradients = case.make(), []
+        for enabled in (False, True):
+            leaf = x.clone().requires_grad_()
+            with torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled):
+                result = pool(leaf, index, dim_size=len(sizes))
+                result.square().sum().backward()
+            assert result.dtype == torch.float32
+            gradients.append(leaf.grad)
+        assert_close(gradients[1], gradients[0], rtol=0, atol=0)
+
+    def test_not_finite_stays_in_its_own_graph(self, case: Case, sizes: list[int]) -> None:
+        pool = case.make(check=False)
+        x, index = _batch(sizes)
+        expected = pool(x, index, dim_size=len(sizes))
+        others = torch.tensor([0, 1, 2, 4, 5])
+        for bad in (torch.nan, torch.inf, -torch.inf):
+            broken = x.clone()
+            broken[5, :] = bad  # of graph 3
+            result = pool(broken, index, dim_size=len(sizes))
+            assert result[3].isnan().all()
+            assert_close(result[others], expected[others], **tolerance(torch.float64))
+
+
+@EVERYWHERE
+class TestEveryAggregation:
+    def test_equals_the_pool_of_each_graph(self, case: Case) -> None:
+        x, index = _batch(SMALL)
+        pool = case.make()
+        result = pool(x, index)
+        assert len(result) == 5  # the largest index plus one
+        for graph, size in enumerate(SMALL[:5]):
+            nodes = x[index == graph].T
+            if not size:
+                expected = torch.zeros(pool.out_features, dtype=x.dtype)
+            elif isinstance(pool, FirstOrderPowerAggregation):
+                expected = pp.first_order_pool(nodes, pool.curve)
+            else:
+                matrix = pp.second_order_pool(
+                    nodes, pool.curve, pool.mode, pool.beta, trace_power=pool.trace_power, slope=pool.slope
+                )
+                expected = pp.to_vector(matrix)
+            assert_close(result[graph], expected, **tolerance(torch.float64))
+
+    def test_without_index_all_nodes_are_one_graph(self, case: Case) -> None:
+        x, _ = _batch([4])
+        assert_close(case.make()(x), _expected(case, x, torch.zeros(4), 1), **tolerance(torch.float64))
+
+    def test_no_nodes_at_all(self, case: Case) -> None:
+        pool = case.make()
+        x, index = torch.zeros(0, CHANNELS, requires_grad=True), torch.zeros(0, dtype=torch.int64)
+        result = pool(x, index, dim_size=3)
+        assert_close(result, torch.zeros(3, pool.out_features), rtol=0, atol=0)
+        result.sum().backward()
+        assert x.grad is not None
+        assert pool(x, index).shape == (0, pool.out_features)
+        assert pool(x, ptr=torch.zeros(3, dtype=torch.int64)).shape == (2, pool.out_features)
+
+    def test_gradient_beside_empty_graphs_is_finite(self, case: Case) -> None:
+        x, index = _batch(SMALL)
+        case.make()(x.requires_grad_(), index, dim_size=20).sum().backward()
+        assert x.grad is not None
+        assert torch.isfinite(x.grad).all()
+
+    def test_nodes_of_zeros(self, case: Case) -> None:
+        x = torch.zeros(5, CHANNELS, requires_grad=True)
+        result = case.make()(x, torch.tensor([0, 0, 0, 1, 1]))
+        result.sum().backward()
+        assert torch.isfinite(result).all()
+        assert x.grad is not None
+        assert torch.isfinite(x.grad).all()
+
+    def test_input_is_left_alone(self, case: Case) -> None:
+        x, index = _batch(SMALL)
+        given = x.clone().requires_grad_()
+        version = given._version
+        case.make()(given, index).sum().backward()
+        assert given._version == version
+        assert_close(given.detach(), x, rtol=0, atol=0)
+
+    def test_layout_of_the_input_does_not_matter(self, case: Case) -> None:
+        x, index = _batch(SMALL)
+        strided = torch.stack([x, x], dim=-1).flatten(-2)[:, ::2]
+        pool = case.make()
+        assert not strided.is_contiguous()
+        for other in (strided, x.T.contiguous().T):
+            assert_close(pool(other, index), pool(x, index), **tolerance(torch.float64))
+
+    def test_copies_are_equal(self, case: Case) -> None:
+        pool = case.make()
+        x, index = _batch(SMALL)
+        for copied in (copy.deepcopy(pool), pickle.loads(pickle.dumps(pool))):
+            assert repr(copied) == repr(pool)
+            assert_close(copied(x, index), pool(x, index), rtol=0, atol=0)
+
+    def test_repr_says_what_the_head_needs(self, case: Case) -> None:
+        pool = case.make()
+        assert repr(pool).startswith(f"{type(pool).__name__}(\n  {CHANNELS}," if pool.curve else type(pool).__name__)
+        assert f"out_features={pool.out_features}" in repr(pool)
+        assert pool.curve is None or f"(curve): {pool.curve}" in repr(pool)
+        assert pool.out_channels == pool.out_features
+
+
+class TestWhereAggregationsGo:
+    def test_it_is_an_aggregation(self) -> None:
+        assert issubclass(SecondOrderAggregation, Aggregation)
+        assert issubclass(FirstOrderPowerAggregation, Aggregation)
+
+    @BOTH_LAYOUTS
+    def test_in_multi_aggregation(self, sizes: list[int]) -> None:
+        x, index = _batch(sizes)
+        second, first = SecondOrderAggregation(CHANNELS, "maxexp"), FirstOrderPowerAggregation(CHANNELS, "asinhe")
+        many = MultiAggregation([second, "mean", first, "max"])
+        result = many(x, index, dim_size=len(sizes))
+        assert result.shape == (len(sizes), second.out_features + 3 * CHANNELS)
+        assert_close(result[:, : second.out_features], second(x, index, dim_size=len(sizes)), rtol=0, atol=0)
+        start = second.out_features + CHANNELS
+        assert_close(result[:, start : start + CHANNELS], first(x, index, dim_size=len(sizes)), rtol=0, atol=0)
+        many.reset_parameters()
+        widths = [second.out_features, CHANNELS]
+        projected = MultiAggregation(
+            [second, "mean"], mode="proj", mode_kwargs={"in_channels": widths, "out_channels": 8}
+        )
+        assert projected.double()(x, index).shape == (len(sizes) - 1, 8)
+
+    def test_first_order_in_gin(self) -> None:
+        x, _ = _batch([5], torch.float32)
+        edges = torch.tensor([[0, 1, 2, 3, 1, 0], [1, 0, 1, 1, 2, 4]])  # node 3 has no neighbour: its sum is 0
+        conv = GINConv(nn.Identity(), aggr=FirstOrderPowerAggregation(CHANNELS, "asinhe"))
+        means = torch.stack(
+            [x[edges[0, edges[1] == node]].mean(0) if node != 3 else torch.zeros(CHANNELS) for node in range(5)]
+        )
+        assert_close(conv(x, edges), x + torch.asinh(pp.AsinhE().gamma * means), **tolerance(torch.float32))
+
+    def test_second_order_in_gin(self) -> None:
+        x, _ = _batch([5])
+        edges = torch.tensor([[0, 1, 2, 3, 1, 0], [1, 0, 1, 1, 2, 4]])
+        pool = SecondOrderAggregation(CHANNELS, "maxexp")
+        conv = GINConv(nn.Linear(pool.out_features, 3).double(), aggr=pool)
+        assert isinstance(conv, MessagePassing)
+        # None: the node itself has C numbers, which cannot be added to the C(C+1)/2 of its neighbours.
+        result = conv((x, None), edges, size=(5, 5))
+        neighbours = [x[edges[0, edges[1] == node]].T for node in range(5)]
+        rows = [
+            pp.to_vector(pp.second_order_pool(some, pp.MaxExp())) if some.numel() else x.new_zeros(pool.out_features)
+            for some in neighbours
+        ]
+        assert_close(result, conv.nn(torch.stack(rows)), **tolerance(torch.float64))
+
+    def test_second_order_in_sage(self) -> None:
+        x, _ = _batch([5], torch.float32)
+        edges = torch.tensor([[0, 1, 2, 3, 1, 0], [1, 0, 1, 1, 2, 4]])
+        pool = SecondOrderAggregation(CHANNELS, pp.MaxExp(eta=nn.Parameter(torch.tensor(20.0))))
+        conv = SAGEConv((pool.out_features, CHANNELS), 4, aggr=pool)
+        conv(x, edges).square().sum().backward()
+        assert pool.curve is not None
+        assert pool.curve.eta.grad != 0
+
+    def test_learns_on_a_batch_of_graphs(self) -> None:
+        torch.manual_seed(0)
+        sizes = [8, 3, 12, 5, 9, 4, 7, 6]
+        index = torch.repeat_interleave(torch.arange(8), torch.tensor(sizes))
+        labels = torch.tensor([0, 1] * 4)
+        x = torch.randn(len(index), 4)
+        x[:, 1] = torch.where(labels[index] == 1, x[:, 0], x[:, 1])  # correlated or not: the mean cannot tell
+        pool = SecondOrderAggregation(4, "maxexp")
+        head = nn.Linear(pool.out_features, 2)
+        optimizer = torch.optim.Adam(head.parameters(), lr=0.1)
+        for _ in range(200):
+            loss = nn.functional.cross_entropy(head(pool(x, index)), labels)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        assert (head(pool(x, index)).argmax(-1) == labels).all()
+
+
+class TestLearnableCurve:
+    @BOTH_LAYOUTS
+    @pytest.mark.parametrize("kind", ["first", "elementwise", "spectral"])
+    def test_gradient(self, kind: str, sizes: list[int]) -> None:
+        x, index = _batch(sizes, seed=1)
+
+        def pooled(nodes: Tensor, gamma: Tensor) -> Tensor:
+            curve = pp.AsinhE(gamma)
+            if kind == "first":
+                return FirstOrderPowerAggregation(CHANNELS, curve)(nodes, index)
+            return SecondOrderAggregation(CHANNELS, curve, kind)(nodes, index)
+
+        assert gradcheck(pooled, (x.requires_grad_(), torch.tensor(3.0, dtype=x.dtype, requires_grad=True)))
+
+    @pytest.mark.parametrize("kind", [SecondOrderAggregation, FirstOrderPowerAggregation])
+    def test_is_registered_saved_and_reset(self, kind: type[Aggregation]) -> None:
+        pool = kind(CHANNELS, pp.AsinhE(nn.Parameter(torch.tensor(3.0))))
+        assert [name for name, _ in pool.named_parameters()] == ["curve.gamma"]
+        optimizer = torch.optim.SGD(pool.parameters(), lr=1.0)
+        pool(*_batch(LARGE, torch.float32)).sum().backward()
+        optimizer.step()
+        assert pool.curve.gamma != 3.0
+        other = kind(CHANNELS, pp.AsinhE(nn.Parameter(torch.tensor(1.0))))
+        other.load_state_dict(pool.state_dict())
+        assert_close(other.curve.gamma, pool.curve.gamma, rtol=0, atol=0)
+        pool.reset_parameters()
+        assert_close(pool.curve.gamma.detach(), torch.tensor(3.0), rtol=0, atol=0)
+
+
+class TestSecondDerivative:
+    @pytest.mark.parametrize("case, sizes", [pair for pair in PAIRS if "maxexp" in str(pair.id)])
+    def test_is_right_for_integer_powers(self, case: Case, sizes: list[int]) -> None:
+        x, index = _batch(sizes, seed=2)
+        pool = case.make()
+        assert gradgradcheck(lambda nodes: pool(nodes, index), (x.requires_grad_(),))
+
+    def test_raises_where_the_solver_has_none(self) -> None:
+        x, index = _batch(LARGE)
+        pool = SecondOrderAggregation(CHANNELS, "hdp")
+        (grad,) = torch.autograd.grad(pool(x.requires_grad_(), index).sum(), x, create_graph=True)
+        with pytest.raises(ValueError, match=r"Second derivatives through solver 'eigen'"):
+            grad.sum().backward()
+
+
+class TestGram:
+    """Batches are padded where every graph has fewer nodes than channels, and never beyond."""
+
+    def test_auto_takes_it_where_select_solver_says_so(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        asked = []
+        original = pp.functional.select_solver
+        monkeypatch.setattr(
+            pp.functional, "select_solver", lambda *args: asked.append(original(*args).name) or original(*args)
+        )
+        pool = SecondOrderAggregation(10, pp.MaxExp(50))
+        for largest in (6, 8, 11):
+            pool(torch.rand(largest + 2, 10), torch.tensor([0] * largest + [1] * 2))
+        assert asked == ["gram", "squaring", "squaring"]
+
+    def test_large_graphs_are_refused_by_gram_itself(self) -> None:
+        with pytest.raises(ArgumentError, match=r"got a graph of 9 nodes, and 6 channels.*solver='auto'"):
+            SecondOrderAggregation(CHANNELS, "maxexp", solver="gram")(*_batch(LARGE))
+
+    def test_gram_needs_the_largest_size_where_values_cannot_be_read(self) -> None:
+        x, index = _batch(SMALL)
+        pool = SecondOrderAggregation(CHANNELS, "maxexp", solver="gram")
+        with pytest.raises(ArgumentError, match=r"pass max_num_elements"):
+            pool(x.to("meta"), index.to("meta"), dim_size=6)
+        assert pool(x.to("meta"), index.to("meta"), dim_size=6, max_num_elements=5).shape == (6, 21)
+
+    @pytest.mark.parametrize("largest", [None, 5])
+    def test_under_a_transform_that_hides_values(self, largest: int | None) -> None:
+        x, index = _batch(SMALL)
+        pool = SecondOrderAggregation(CHANNELS, "maxexp", mode="elementwise")
+        many = torch.stack([x, x / 2])
+        result = torch.func.vmap(lambda nodes: pool(nodes, index, dim_size=6, max_num_elements=largest))(many)
+        assert_close(result[1], pool(x / 2, index, dim_size=6), **tolerance(torch.float64))
+
+    def test_a_largest_size_that_is_too_small_gives_nan(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        x, index = _batch(SMALL)
+        pool = SecondOrderAggregation(CHANNELS, "maxexp", check=False)
+        expected = pool(x, index, dim_size=6)
+        # As on a device whose values are not read.
+        monkeypatch.setattr("powerpool.integrations.pyg.values_are_checked", lambda tensor, check: bool(check))
+        result = pool(x, index, dim_size=6, max_num_elements=3)
+        assert result[3].isnan().all()  # five nodes
+        others = torch.tensor([0, 1, 2, 4, 5])
+        assert_close(result[others], expected[others], **tolerance(torch.float64))
+        assert_close(pool(x, index, dim_size=6), expected, **tolerance(torch.float64))
+
+
+@pytest.mark.parametrize("kind", [SecondOrderAggregation, FirstOrderPowerAggregation])
+class TestErrors:
+    def test_wrong_shape(self, kind: type[Aggregation]) -> None:
+        pool = kind(CHANNELS)
+        with pytest.raises(ShapeError, match=r"shape \(nodes, 6\).*got shape \(4,\).*Build it with the channels"):
+            pool(torch.rand(4), torch.zeros(4, dtype=torch.int64))
+        with pytest.raises(ShapeError, match=r"got shape \(4, 5\)"):
+            pool(torch.rand(4, 5), torch.zeros(4, dtype=torch.int64))
+        with pytest.raises(ShapeError, match=r"got shape \(2, 4, 6\) and dim=-2"):
+            pool(torch.rand(2, 4, CHANNELS), torch.zeros(4, dtype=torch.int64))
+        with pytest.raises(ShapeError, match=r"dim=-2 \(got shape \(6, 6\) and dim=1\)"):
+            pool(torch.rand(6, CHANNELS), torch.zeros(6, dtype=torch.int64), dim=1)
+
+    def test_wrong_type(self, kind: type[Aggregation]) -> None:
+        pool = kind(CHANNELS)
+        with pytest.raises(DTypeError, match=r"x must have a floating-point dtype.*got torch\.int64.*x\.float\(\)"):
+            pool(torch.ones(4, CHANNELS, dtype=torch.int64), torch.zeros(4, dtype=torch.int64))
+        with pytest.raises(DTypeError, match=r"got list.*torch\.as_tensor"):
+            pool([[1.0] * CHANNELS])
+        with pytest.raises(DTypeError, match=r"index must be an int64 tensor.*got torch\.float32.*long\(\)"):
+            pool(torch.ones(4, CHANNELS), torch.zeros(4))
+        with pytest.raises(DTypeError, match=r"index must be an int64 tensor.*got list"):
+            pool(torch.ones(2, CHANNELS), [0, 0])
+        with pytest.raises(DTypeError, match=r"ptr must be an int64 tensor.*got torch\.int32"):
+            pool(torch.ones(4, CHANNELS), ptr=torch.tensor([0, 4], dtype=torch.int32))
+
+    def test_index_of_wrong_length(self, kind: type[Aggregation]) -> None:
+        with pytest.raises(ShapeError, match=r"shape \(nodes,\) = \(4,\).*got \(3,\) for x of shape \(4, 6\)"):
+            kind(CHANNELS)(torch.rand(4, CHANNELS), torch.zeros(3, dtype=torch.int64))
+
+    @pytest.mark.parametrize("index, size", [([0, 1, 5], 3), ([0, 1, -1], 3), ([0, 0, -1], None), ([0, 0, 0], 0)])
+    def test_index_out_of_range(self, kind: type[Aggregation], index: list[int], size: int | None) -> None:
+        low, high = min(index), max(index)
+        with pytest.raises(DomainError, match=rf"index must lie in \[0, .*got {low} to {high}.*dim_size"):
+            kind(CHANNELS)(torch.rand(3, CHANNELS), torch.tensor(index), dim_size=size)
+
+    def test_index_out_of_range_is_an_error_without_checks_too(self, kind: type[Aggregation]) -> None:
+        with pytest.raises((ValueError, IndexError, RuntimeError)):
+            kind(CHANNELS, check=False)(torch.rand(3, CHANNELS), torch.tensor([0, 1, 5]), dim_size=3)
+
+    @pytest.mark.parametrize("ptr", [[0, 3], [1, 4], [0, 3, 2, 4]])
+    def test_ptr_that_does_not_fit(self, kind: type[Aggregation], ptr: list[int]) -> None:
+        with pytest.raises(DomainError, match=r"ptr must rise from 0 to the number of nodes, 4 \(got \["):
+            kind(CHANNELS)(torch.rand(4, CHANNELS), ptr=torch.tensor(ptr))
+
+    def test_ptr_of_wrong_shape(self, kind: type[Aggregation]) -> None:
+        with pytest.raises(ShapeError, match=r"ptr must have shape \(graphs \+ 1,\) \(got \(0,\)\)"):
+            kind(CHANNELS)(torch.rand(4, CHANNELS), ptr=torch.zeros(0, dtype=torch.int64))
+
+    @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+    def test_not_finite(self, kind: type[Aggregation], bad: float) -> None:
+        for sizes in LAYOUTS.values():
+            x, index = _batch(sizes)
+            x[4, 1] = bad
+            with pytest.raises(NotFiniteError, match=rf"got 1 NaN or infinite of {x.numel()} entries.*check=False"):
+                kind(CHANNELS)(x, index)
+
+    def test_channels(self, kind: type[Aggregation]) -> None:
+        with pytest.raises(ArgumentError, match=r"channels >= 1 \(got 0\)"):
+            kind(0)
+
+
+class TestErrorsOfSecondOrder:
+    def test_bad_arguments_show_when_it_is_built(self) -> None:
+        with pytest.raises(ValueError, match=r"Unknown mode 'both'"):
+            SecondOrderAggregation(CHANNELS, "maxexp", mode="both")
+        with pytest.raises(ValueError, match=r"beta must lie in \[0, 1\] \(got 2"):
+            SecondOrderAggregation(CHANNELS, "maxexp", beta=2)
+        with pytest.raises(ValueError, match=r"solver 'squaring' cannot take HDP"):
+            SecondOrderAggregation(CHANNELS, "hdp", solver="squaring")
+        with pytest.raises(ValueError, match=r"eps must be >= 0"):
+            SecondOrderAggregation(CHANNELS, eps=-1.0)
+
+    @BOTH_LAYOUTS
+    def test_negative_entries_for_a_curve_that_has_none(self, sizes: list[int]) -> None:
+        pool = SecondOrderAggregation(CHANNELS, "maxexp", "elementwise", beta=1.0)
+        with pytest.raises(DomainError, match=r"Beta-centred features give negative entries"):
+            pool(*_batch(sizes))
+
+    @BOTH_LAYOUTS
+    def test_overflow(self, sizes: list[int]) -> None:
+        x, index = _batch(sizes, torch.float32)
+        with pytest.raises(NotFiniteError, match=r"features are too large"):
+            SecondOrderAggregation(CHANNELS, "maxexp")(x * 1e25, index)
+
+
+def test_the_package_is_imported_only_with_the_module() -> None:
+    lines = [
+        "import sys, powerpool, powerpool.integrations",
+        "assert 'torch_geometric' not in sys.modules",
+        "powerpool.integrations.pyg",
+        "assert 'torch_geometric' in sys.modules",
+    ]
+    subprocess.run([sys.executable, "-c", "\n".join(lines)], check=True)
+
+
+def test_without_the_package_the_error_says_what_to_install() -> None:
+    lines = [
+        "import sys",
+        "class Missing:",
+        "    def find_spec(self, name, path=None, target=None):",
+        "        if name == 'torch_geometric':",
+        "            raise ModuleNotFoundError(name=name)",
+        "sys.meta_path.insert(0, Missing())",
+        "import powerpool.integrations.pyg",
+    ]
+    done = subprocess.run([sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True, check=False)
+    assert "pip install 'powerpool[graph]'" in done.stderr
+
+
+# ---- real graphs -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def mutag() -> tuple[Tensor, Tensor]:
+    folder = Path(grakel.__file__).parent / "tests" / "data" / "MUTAG"
+    index = np.loadtxt(folder / "MUTAG_graph_indicator.txt", dtype=np.int64) - 1
+    labels = np.loadtxt(folder / "MUTAG_node_labels.txt", dtype=np.int64)
+    return nn.functional.one_hot(torch.from_numpy(labels)).double(), torch.from_numpy(index)
+
+
+@pytest.fixture(scope="module")
+def reddit() -> Tensor:
+    with zipfile.ZipFile(require_data("graphs/REDDIT-BINARY.zip")) as files:
+        text = files.read("REDDIT-BINARY/REDDIT-BINARY_graph_indicator.txt")
+    return torch.from_numpy(np.loadtxt(io.BytesIO(text), dtype=np.int64) - 1)
+
+
+class TestRealGraphs:
+    @pytest.mark.parametrize("channels", [7, 64])
+    def test_mutag_equals_the_loop(self, mutag: tuple[Tensor, Tensor], channels: int) -> None:
+        labels, index = mutag
+        x = torch.relu(
+            labels @ torch.randn(7, channels, dtype=labels.dtype, generator=torch.Generator().manual_seed(0))
+        )
+        curve = pp.MaxExp(eta=50)
+        result = SecondOrderAggregation(channels, curve)(x, index)
+        assert result.shape == (188, channels * (channels + 1) // 2)
+        for graph in range(188):
+            nodes = x[index == graph].numpy()
+            expected = oracles.spectral(nodes.T @ nodes / len(nodes), oracles.maxexp(50))
+            assert_close(pp.from_vector(result[graph]), torch.from_numpy(expected), **tolerance(torch.float64))
+
+    def test_mean_of_mutag_is_that_of_pyg(self, mutag: tuple[Tensor, Tensor]) -> None:
+        x, index = mutag
+        assert_close(FirstOrderPowerAggregation(7)(x, index), global_mean_pool(x, index), **tolerance(torch.float64))
+
+    def test_reddit_equals_the_loop(self, reddit: Tensor) -> None:
+        index = reddit[reddit < 200]
+        x = torch.rand(len(index), 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+        result = SecondOrderAggregation(5, pp.MaxExp(eta=20))(x, index)
+        for graph in range(200):
+            nodes = x[index == graph].numpy()
+            expected = oracles.spectral(nodes.T @ nodes / len(nodes), oracles.maxexp(20))
+            assert_close(pp.from_vector(result[graph]), torch.from_numpy(expected), **tolerance(torch.float64))
+
+    def test_reddit_trains_without_padding(self, reddit: Tensor) -> None:
+        channels, graphs = 32, 128
+        sizes = torch.bincount(reddit)
+        first = int(sizes.argmax()) - graphs // 2
+        index = reddit[(reddit >= first) & (reddit < first + graphs)] - first
+        assert int(torch.bincount(index).max()) == 3782
+        x = torch.rand(len(index), channels, requires_grad=True)
+        pool = SecondOrderAggregation(channels, pp.MaxExp(eta=50))
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
+            pool(x, index).sum().backward()
+        changes = [event for event in record.profiler.kineto_results.events() if event.name() == "[memory]"]
+        held = np.cumsum([event.nbytes() for event in sorted(changes, key=lambda event: event.start_ns())])
+        # Squaring keeps a dozen matrices of each graph; padded, the input alone would take 15 million numbers.
+        assert held.max() <= 4 * (4 * x.numel() + 24 * graphs * channels**2)
+        assert held.max() < 4 * graphs * 3782 * channels
