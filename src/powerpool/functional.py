@@ -211,7 +211,9 @@ def second_order_pool(
         chosen = None
         if curve is not None and mode == "spectral":
             chosen = _choose(solver, curve, sets.values, locations=sets.values.shape[-1])
-        if isinstance(chosen, Gram):
+        if isinstance(chosen, Gram) and curve is not None and not terms.residual:
+            result = chosen.dense(terms.divided_features(sets, curve).p, curve)
+        elif isinstance(chosen, Gram):
             result = _factor(sets, curve, terms).dense()
         else:
             divided = terms.divided_sets(sets, curve)

@@ -41,6 +41,11 @@ class Terms(NamedTuple):
     slope: float
     round_off: float
 
+    @property
+    def residual(self) -> bool:
+        """Whether there is a residual term."""
+        return self.trace_power != 0 or self.slope != 0
+
     def divided(self, moment: Tensor, trace: Tensor, curve: Curve, checked: bool) -> Divided:
         """M/(tr M + eps) where the curve asks for it.
 
@@ -79,7 +84,7 @@ class Terms(NamedTuple):
         return total if self.eps > 0 else torch.where(total == 0, 1.0, total)
 
     def _divided(self, p: Tensor, sets: Sets, curve: Curve | None) -> Divided:
-        if not (self.trace_power or self.slope):
+        if not self.residual:
             return Divided(p, scale=None, divisor=None)
         scale = trace_scale(energy_of(sets.values) / sets.number, self.eps)
         return Divided(p, scale, divisor=scale if curve is not None and curve.trace_normalize else None)

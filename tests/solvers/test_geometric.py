@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from powerpool.products import symmetrize
-from powerpool.solvers.geometric import chain, geometric_sum, products
+from powerpool.solvers.geometric import chain, geometric_sandwich, geometric_sum, products
 from tests.counting import ProductCounter
 
 TERMS = [*range(2, 33), 49, 50, 60, 97, 125, 500]
@@ -98,3 +98,18 @@ def test_small_matrices_keep_their_digits() -> None:
     expected = _term_by_term(gram.double(), 50)
     error = (geometric_sum(gram, 50).double() - expected).abs().max() / expected.abs().max()
     assert error < 4 * torch.finfo(torch.float32).eps
+
+
+@pytest.mark.parametrize("terms", [2, 3, 4, 5, 7, 20, 50])
+@pytest.mark.parametrize("shape", [(2, 5, 3), (2, 40, 4), (3, 4), (2, 2, 4, 6)])
+def test_the_sandwich_is_the_sum_between_its_features(shape: tuple[int, ...], terms: int) -> None:
+    features = torch.rand(shape, dtype=torch.float64)
+    x = (features / features.square().sum((-2, -1), keepdim=True).sqrt()).requires_grad_()
+    expected, found = x @ _term_by_term(x.mT @ x, terms) @ x.mT, geometric_sandwich(x, terms)
+    torch.testing.assert_close(found, expected)
+    grad, direction = torch.randn_like(expected), torch.randn_like(x)
+    first = [torch.autograd.grad(value, x, grad, create_graph=True)[0] for value in (found, expected)]
+    torch.testing.assert_close(*first)
+    second = [torch.autograd.grad(gradient, x, direction, retain_graph=True)[0] for gradient in first]
+    torch.testing.assert_close(*second)
+    assert second[1].abs().max() > 1e-3

@@ -5,9 +5,10 @@ The chain carries :math:`T_m` and :math:`R_m = I - (I-K)^m = K T_m`, from :math:
 .. math:: T_{fm} = T_m Q_f, \quad R_{fm} = R_m Q_f, \quad Q_f = \sum_{k<f} (I-R_m)^k, \qquad
           T_{m+1} = T_m + I - R_m, \quad R_{m+1} = R_m + K - R_m K
 
-With :math:`B = I - R_m` the sums of three and of five powers take one and two products, all of them squares:
+The sums of two, three and five powers take no, one and two products, all of them squares:
 
-.. math:: Q_3 = B^2 + B + I, \qquad Q_5 = V^2 + \tfrac58 B + \tfrac{55}{64} I, \quad V = B^2 + \tfrac12 B + \tfrac38 I
+.. math:: Q_2 = 2I - R, \qquad Q_3 = R^2 - 3R + 3I, \qquad
+          Q_5 = V^2 - \tfrac58 R + \tfrac{95}{64} I, \quad V = R^2 - \tfrac52 R + \tfrac{15}{8} I
 
 The derivative of a function of a symmetric matrix is self-adjoint: the gradient is the derivative in the direction of
 the gradient, and runs along the chain, not against it. There a square costs one product and any other product two.
@@ -17,20 +18,32 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from powerpool.products import symmetric_baddbmm, symmetric_bmm, twice_symmetric
+from powerpool.precision import without_autocast
+from powerpool.products import symmetric_baddbmm, symmetric_bmm, twice_symmetric, twice_symmetric_times
 from powerpool.solvers import replay
 from powerpool.solvers.replay import Recipe
 
 
 def geometric_sum(matrix: Tensor, terms: int) -> Tensor:  # shape: (*, N, N) -> (*, N, N)
     """T_n of a symmetric matrix for n >= 2, differentiable twice."""
+    return replay.run(_GeometricSum(_steps(terms)), matrix)
+
+
+def geometric_sandwich(x: Tensor, terms: int) -> Tensor:  # shape: (*, C, N) -> (*, C, C)
+    """X T_n(X^T X) X^T for n >= 2 in one node: I - (I - X X^T)^n from the small side, differentiable twice."""
+    flat = x.reshape(-1, *x.shape[-2:])
+    result: Tensor = _GeometricSandwich.apply(flat, _steps(terms))[0]
+    return result.reshape(*x.shape[:-1], x.shape[-2])
+
+
+def _steps(terms: int) -> tuple[int, ...]:
     # Dynamo warns of a cache that it cannot see through; the search itself it traces.
-    steps = _cheapest(terms) if torch.compiler.is_compiling() else chain(terms)
-    return replay.run(_GeometricSum(steps), matrix)
+    return _cheapest(terms) if torch.compiler.is_compiling() else chain(terms)
 
 
 @cache
@@ -98,6 +111,38 @@ class _GeometricSum(Recipe):
         return _derivative(matrix, grad, self.steps, kept)
 
 
+class _GeometricSandwich(torch.autograd.Function):
+    r"""With :math:`Y = (G + G^T) X` and D the derivative of T at K in the direction :math:`X^T Y`: Y T + X D."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, steps: tuple[int, ...]) -> tuple[Tensor, ...]:
+        gram = torch.bmm(x.mT, x)
+        core, kept = _forward(gram, steps)
+        return torch.bmm(torch.bmm(x, core), x.mT), gram, core, *kept
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, tuple[int, ...]], output: tuple[Tensor, ...]) -> None:
+        x, ctx.steps = inputs
+        ctx.mark_non_differentiable(*output[1:])
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(x, *output[1:])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, None]:
+        if grad is None:
+            return None, None
+        x, gram, core, *kept = ctx.saved_tensors
+        with without_autocast(x):
+            if torch.is_grad_enabled():  # what was kept is a constant to autograd
+                gram = torch.bmm(x.mT, x)
+                core, kept = _forward(gram, ctx.steps)
+            weighted = twice_symmetric_times(grad, x)
+            slope = _derivative(gram, torch.bmm(x.mT, weighted), ctx.steps, list(kept))
+            return torch.baddbmm(torch.bmm(weighted, core), x, slope), None
+
+
 def _forward(gram: Tensor, steps: tuple[int, ...]) -> tuple[Tensor, list[Tensor]]:
     """T_n, and what :func:`_derivative` needs beside K, in the order in which it takes them."""
     rest = total = gram  # R_1 = K; T_1 = I is never used, as the first step is a factor
@@ -110,22 +155,23 @@ def _forward(gram: Tensor, steps: tuple[int, ...]) -> tuple[Tensor, list[Tensor]
             total = _plus_identity(total - rest, 1.0)
             rest = rest if last else symmetric_baddbmm(rest + gram, rest, gram, alpha=-1)
             continue
-        quotient, root = _quotient(rest, step)
-        kept += root
-        if step > 2 and len(steps) > 1:  # the quotient of a single step is the result itself
-            kept.append(quotient)
         if position > 1:  # after the first step T is its quotient
             kept.append(total)
+        if step == 2:
+            total = _plus_identity(-rest, 2.0) if position == 0 else _doubled(total, rest)
+            rest = rest if last else _doubled(rest, rest)
+            continue
+        quotient, root = _quotient(rest, step)
+        kept += root
+        if len(steps) > 1:  # the quotient of a single step is the result itself
+            kept.append(quotient)
         total = quotient if position == 0 else symmetric_bmm(total, quotient)
-        if not last:
-            rest = _twice_less_square(rest) if step == 2 else symmetric_bmm(rest, quotient)
+        rest = rest if last else symmetric_bmm(rest, quotient)
     return total, kept
 
 
 def _derivative(gram: Tensor, direction: Tensor, steps: tuple[int, ...], kept: list[Tensor]) -> Tensor:
     """The derivative of T_n at K in a symmetric direction; consumes ``kept`` from its front."""
-    if len(steps) == 1:
-        return _quotient_derivative(gram, direction, steps[0], kept)
     rest = total = gram
     rest_slope = total_slope = direction
     for position, step in enumerate(steps):
@@ -138,53 +184,54 @@ def _derivative(gram: Tensor, direction: Tensor, steps: tuple[int, ...], kept: l
                 rest_slope = torch.baddbmm(rest_slope + direction, rest_slope, gram, alpha=-1)
                 rest_slope = torch.baddbmm(rest_slope, rest, direction, alpha=-1)
             continue
+        if position > 1:
+            total = kept.pop(0)
+        if step == 2:
+            if position == 0:
+                total, total_slope = _plus_identity(-rest, 2.0), -rest_slope
+            else:
+                total_slope = torch.baddbmm(total_slope, total_slope, rest, beta=2, alpha=-1)
+                total_slope = torch.baddbmm(total_slope, total, rest_slope, alpha=-1)
+            if not last:
+                rest_slope = twice_symmetric(torch.baddbmm(rest_slope, rest_slope, rest, alpha=-1))
+            continue
         slope = _quotient_derivative(rest, rest_slope, step, kept)
-        quotient = _quotient(rest, step)[0] if step == 2 else kept.pop(0)
+        if len(steps) == 1:
+            return slope
+        quotient = kept.pop(0)
         if position == 0:
             total, total_slope = quotient, slope
         else:
-            total = kept.pop(0) if position > 1 else total
             total_slope = _product_derivative(total, total_slope, quotient, slope)
-        if last:
-            break
-        if step == 2:
-            rest_slope = twice_symmetric(torch.baddbmm(rest_slope, rest_slope, rest, alpha=-1))
-        else:
+        if not last:
             rest_slope = _product_derivative(rest, rest_slope, quotient, slope)
     return total_slope
 
 
+def _doubled(matrix: Tensor, rest: Tensor) -> Tensor:
+    """M Q_2 = 2 M - M R, for M = T_m and M = R_m."""
+    return symmetric_baddbmm(matrix, matrix, rest, beta=2, alpha=-1)
+
+
 def _quotient(rest: Tensor, factor: int) -> tuple[Tensor, list[Tensor]]:
-    """Q_f = sum_{k<f} (I - R)^k, and what its derivative needs beside R."""
-    if factor == 2:
-        return _plus_identity(-rest, 2.0), []
-    power = _plus_identity(-rest, 1.0)
+    """Q_3 or Q_5, and what its derivative needs beside R."""
     if factor == 3:
-        return _plus_identity(symmetric_baddbmm(power, power, power), 1.0), []
-    root = _plus_identity(symmetric_baddbmm(power, power, power, beta=1 / 2), 3 / 8)
-    return _plus_identity(symmetric_baddbmm(power, root, root, beta=5 / 8), 55 / 64), [root]
+        return _plus_identity(symmetric_baddbmm(rest, rest, rest, beta=-3), 3.0), []
+    root = _plus_identity(symmetric_baddbmm(rest, rest, rest, beta=-5 / 2), 15 / 8)
+    return _plus_identity(symmetric_baddbmm(rest, root, root, beta=-5 / 8), 95 / 64), [root]
 
 
-def _quotient_derivative(rest: Tensor, rest_slope: Tensor, factor: int, kept: list[Tensor]) -> Tensor:
-    """The derivative of Q_f where that of R is ``rest_slope``, symmetric; consumes ``kept`` from its front."""
-    power_slope = -rest_slope
-    if factor == 2:
-        return power_slope
-    power = _plus_identity(-rest, 1.0)
+def _quotient_derivative(rest: Tensor, slope: Tensor, factor: int, kept: list[Tensor]) -> Tensor:
+    """The derivative of Q_3 or Q_5 where that of R is ``slope``, symmetric; consumes ``kept`` from its front."""
     if factor == 3:
-        return twice_symmetric(torch.baddbmm(power_slope, power_slope, power, beta=1 / 2))
-    root_slope = twice_symmetric(torch.baddbmm(power_slope, power_slope, power, beta=1 / 4))
-    return twice_symmetric(torch.baddbmm(power_slope, root_slope, kept.pop(0), beta=5 / 16))
+        return twice_symmetric(torch.baddbmm(slope, slope, rest, beta=-3 / 2))
+    root_slope = twice_symmetric(torch.baddbmm(slope, slope, rest, beta=-5 / 4))
+    return twice_symmetric(torch.baddbmm(slope, root_slope, kept.pop(0), beta=-5 / 16))
 
 
 def _product_derivative(a: Tensor, a_slope: Tensor, b: Tensor, b_slope: Tensor) -> Tensor:
     """Of A B; symmetric without help, as A and B commute all along."""
     return torch.baddbmm(torch.bmm(a_slope, b), a, b_slope)
-
-
-def _twice_less_square(rest: Tensor) -> Tensor:
-    """R_2m = 2 R_m - R_m^2."""
-    return symmetric_baddbmm(rest, rest, rest, beta=2, alpha=-1)
 
 
 def _plus_identity(matrix: Tensor, weight: float) -> Tensor:
