@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from powerpool.divisions import energy_of, features_by_trace, matrix_by_trace, product_by_trace, trace_of
+from powerpool.divisions import features_by_trace, matrix_by_trace, product_by_trace, trace_of
 
 Plain = Callable[[Tensor, float], Tensor]
 
@@ -26,11 +26,11 @@ def _matrix(x: Tensor, extra: float) -> Tensor:
 
 
 def _by_features(x: Tensor, extra: float) -> Tensor:
-    return features_by_trace(x, energy_of(x.detach()) + extra)
+    return features_by_trace(x, extra)
 
 
 def _by_product(x: Tensor, extra: float) -> Tensor:
-    return product_by_trace(x, energy_of(x.detach()) + extra)
+    return product_by_trace(x, extra)
 
 
 def _by_matrix(x: Tensor, extra: float) -> Tensor:

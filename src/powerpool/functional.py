@@ -46,6 +46,8 @@ from powerpool.precision import at_least_float32, without_autocast
 from powerpool.products import symmetrize
 from powerpool.sets import Sets, prepare
 from powerpool.solvers import Gram, GramFactor, Solver, select_solver
+from powerpool.solvers.geometric import geometric_pool
+from powerpool.solvers.gram import whole_power
 
 Mode = Literal["elementwise", "spectral"]
 MODES = ("elementwise", "spectral")
@@ -211,10 +213,8 @@ def second_order_pool(
         chosen = None
         if curve is not None and mode == "spectral":
             chosen = _choose(solver, curve, sets.values, locations=sets.values.shape[-1])
-        if isinstance(chosen, Gram) and curve is not None and not terms.residual:
-            result = chosen.dense(terms.divided_features(sets, curve).p, curve)
-        elif isinstance(chosen, Gram):
-            result = _factor(sets, curve, terms).dense()
+        if isinstance(chosen, Gram):
+            result = _gram(sets, curve, terms)
         else:
             divided = terms.divided_sets(sets, curve)
             if curve is None:
@@ -287,6 +287,13 @@ def _usable_trace(moment: Tensor, curve: Curve, terms: Terms, checked: bool) -> 
     if checked and terms.trace_power:
         require_trace(moment, trace, "trace_power multiplies by a power of the trace")
     return trace
+
+
+def _gram(sets: Sets, curve: Curve | None, terms: Terms) -> Tensor:
+    exponent = None if curve is None or terms.residual else whole_power(curve)
+    if exponent is None:
+        return _factor(sets, curve, terms).dense()
+    return geometric_pool(sets.values, terms.shift(sets), exponent)
 
 
 def _factor(sets: Sets, curve: Curve | None, terms: Terms) -> GramFactor:

@@ -61,7 +61,7 @@ class Terms(NamedTuple):
     def divided_features(self, sets: Sets, curve: Curve | None) -> Divided:
         """Features X with X X^T = M/(tr M + eps), or M."""
         if curve is not None and curve.trace_normalize:
-            p = features_by_trace(sets.values, self._total(sets))
+            p = features_by_trace(sets.values, self.shift(sets))
         else:
             p = sets.values / sets.number**0.5
         return self._divided(p, sets, curve)
@@ -73,15 +73,14 @@ class Terms(NamedTuple):
             divided = self.divided_features(sets, curve)
             return divided._replace(p=self_product(divided.p))
         if curve is not None and curve.trace_normalize:
-            p = product_by_trace(sets.values, self._total(sets))
+            p = product_by_trace(sets.values, self.shift(sets))
         else:
             p = self_product(sets.values) / sets.number
         return self._divided(p, sets, curve)
 
-    def _total(self, sets: Sets) -> Tensor:  # shape: (*, 1, 1)
-        """N (tr M + eps); 1 for a set of zeros with eps = 0, which stays zero."""
-        total = sets.energy + sets.number * self.eps
-        return total if self.eps > 0 else torch.where(total == 0, 1.0, total)
+    def shift(self, sets: Sets) -> float | Tensor:
+        """N eps, which is added to the sum of the squares of each set; NaN for a set that is to become NaN."""
+        return sets.number * self.eps
 
     def _divided(self, p: Tensor, sets: Sets, curve: Curve | None) -> Divided:
         if not self.residual:

@@ -54,10 +54,10 @@ def twice_symmetric_times(matrix: Tensor, x: Tensor) -> Tensor:  # shape: (*, A,
     return twice_symmetric(matrix) @ x
 
 
-# Panels of rows that a symmetric product is computed in, and from which size on: at 256 rows it saves a sixth of the
-# time on the CPU, at 512 a fifth, at 1024 a quarter; below, copying costs what it saves.
+# Panels of rows that a symmetric product is computed in. They pay where many products make one entry: of 8 matrices,
+# 256 x 784 and 512 x 512 save a seventh of the time, 1024 x 1024 a quarter; 256 x 256 loses what the copies cost.
 _PANELS = 4
-_PANELS_FROM = 256
+_PANELS_FROM = (256, 512)
 
 
 def times_transpose(x: Tensor) -> Tensor:  # shape: (*, A, B) -> (*, A, A)
@@ -85,7 +85,7 @@ def symmetric_baddbmm(base: Tensor, a: Tensor, b: Tensor, beta: float = 1, alpha
 
 
 def _panels_pay(a: Tensor) -> bool:
-    return min(a.shape[-2:]) >= _PANELS_FROM and a.device.type == "cpu"
+    return a.shape[-2] >= _PANELS_FROM[0] and a.shape[-1] >= _PANELS_FROM[1] and a.device.type == "cpu"
 
 
 def _mirrored(a: Tensor, panel: Callable[[slice, int], Tensor]) -> Tensor:
@@ -170,4 +170,9 @@ class _Product(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
         a, b = ctx.saved_tensors
         with without_autocast(a):
-            return (grad @ b.mT).sum_to_size(a.shape), (a.mT @ grad).sum_to_size(b.shape)
+            if a.dim() == 2:  # shared by the batch: one product over batch and columns, not one for each and their sum
+                outer = [*range(b.dim() - 2), b.dim() - 1]
+                grad_a = torch.tensordot(grad, b, dims=(outer, outer))
+            else:
+                grad_a = (grad @ b.mT).sum_to_size(a.shape)
+            return grad_a, (a.mT @ grad).sum_to_size(b.shape)

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from powerpool.checks import require_beta, require_finite, require_mask, values_are_checked, zero_or_nan
 from powerpool.coordinates import append_coordinates
-from powerpool.divisions import energy_of
 from powerpool.moments import center, count, kept, overflow
 from powerpool.precision import at_least_float32
 
@@ -21,7 +20,6 @@ class Sets:
 
     values: Tensor  # shape: (*, C', N)
     number: int | Tensor  # of locations; a tensor has shape (*, 1, 1), NaN for a set that has no finite moment
-    energy: Tensor  # shape: (*, 1, 1), the sum of squares, which is tr M times the number; detached
     checked: bool
 
 
@@ -36,7 +34,7 @@ def prepare(features: Tensor, beta: float, coordinates: Tensor | None, mask: Ten
         values = append_coordinates(values, coordinates)
         values = kept(values, mask)
     # One pass finds NaN, infinity and a moment that would overflow: |M_ij| is at most the sum of squares.
-    energy = energy_of(values.detach())
+    energy = torch.linalg.vector_norm(values.detach(), dim=(-2, -1), keepdim=True).square()
     if checked and not bool((energy < torch.inf).all()):  # false for NaN too
         _refuse_features(features, coordinates, mask, values.dtype)
     number = count(values, mask)
@@ -45,7 +43,7 @@ def prepare(features: Tensor, beta: float, coordinates: Tensor | None, mask: Ten
     if not checked:
         # What is divided by NaN is NaN, and so is its gradient; 0/N is NaN for an empty set.
         number = number + zero_or_nan(energy) + (0 / number if isinstance(number, Tensor) else 0)
-    return Sets(values, number, energy, checked)
+    return Sets(values, number, checked)
 
 
 def _refuse_features(

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from powerpool.products import symmetrize
-from powerpool.solvers.geometric import chain, geometric_sandwich, geometric_sum, products
+from powerpool.solvers.geometric import chain, geometric_pool, geometric_sum, products
 from tests.counting import ProductCounter
 
 TERMS = [*range(2, 33), 49, 50, 60, 97, 125, 500]
@@ -102,14 +102,33 @@ def test_small_matrices_keep_their_digits() -> None:
 
 @pytest.mark.parametrize("terms", [2, 3, 4, 5, 7, 20, 50])
 @pytest.mark.parametrize("shape", [(2, 5, 3), (2, 40, 4), (3, 4), (2, 2, 4, 6)])
-def test_the_sandwich_is_the_sum_between_its_features(shape: tuple[int, ...], terms: int) -> None:
-    features = torch.rand(shape, dtype=torch.float64)
-    x = (features / features.square().sum((-2, -1), keepdim=True).sqrt()).requires_grad_()
-    expected, found = x @ _term_by_term(x.mT @ x, terms) @ x.mT, geometric_sandwich(x, terms)
+def test_the_pool_is_the_sum_between_its_features(shape: tuple[int, ...], terms: int) -> None:
+    features = torch.rand(shape, dtype=torch.float64, requires_grad=True)
+    x = features / (features.square().sum((-2, -1), keepdim=True) + 0.3).sqrt()
+    expected, found = x @ _term_by_term(x.mT @ x, terms) @ x.mT, geometric_pool(features, 0.3, terms)
     torch.testing.assert_close(found, expected)
-    grad, direction = torch.randn_like(expected), torch.randn_like(x)
-    first = [torch.autograd.grad(value, x, grad, create_graph=True)[0] for value in (found, expected)]
+    grad, direction = torch.randn_like(expected), torch.randn_like(features)
+    first = [torch.autograd.grad(value, features, grad, create_graph=True)[0] for value in (found, expected)]
     torch.testing.assert_close(*first)
-    second = [torch.autograd.grad(gradient, x, direction, retain_graph=True)[0] for gradient in first]
+    (without_graph,) = torch.autograd.grad(found, features, grad, retain_graph=True)
+    torch.testing.assert_close(without_graph, first[1])
+    second = [torch.autograd.grad(gradient, features, direction, retain_graph=True)[0] for gradient in first]
     torch.testing.assert_close(*second)
-    assert second[1].abs().max() > 1e-3
+    assert second[1].abs().max() > 1e-4
+
+
+def test_the_pool_of_zeros_without_shift_is_zero() -> None:
+    features = torch.zeros(2, 5, 3, requires_grad=True)
+    result = geometric_pool(features, 0.0, 50)
+    result.sum().backward()
+    assert features.grad is not None
+    assert (result == 0).all()
+    assert (features.grad == 0).all()
+
+
+@pytest.mark.parametrize("scale", [1e-18, 1e-12, 1.0, 1e12, 1e17])
+def test_the_scale_of_the_features_does_not_matter(scale: float) -> None:
+    features = torch.rand(2, 6, 4, dtype=torch.float64)
+    expected = geometric_pool(features, 0.0, 50)
+    found = geometric_pool((features * scale).float(), 0.0, 50)
+    torch.testing.assert_close(found.double(), expected, rtol=2e-6, atol=2e-6)

@@ -24,7 +24,7 @@ CURVES: dict[str, tuple[Curve, Scalar]] = {
     "HDP(0.01)": (pp.HDP(0.01), reference.hdp(0.01)),
 }
 CHANNELS = (16, 32, 64, 128, 256, 512)
-RATIOS = (0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 4.0)
+RATIOS = (0.25, 0.5, 0.7, 0.85, 1.0, 1.5, 4.0)
 """Locations as a multiple of channels."""
 BATCH = 8
 

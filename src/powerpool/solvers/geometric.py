@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from powerpool.divisions import Shift, connected, energy_of, inner, total_of, trace_of
 from powerpool.precision import without_autocast
 from powerpool.products import symmetric_baddbmm, symmetric_bmm, twice_symmetric, twice_symmetric_times
 from powerpool.solvers import replay
@@ -34,11 +35,16 @@ def geometric_sum(matrix: Tensor, terms: int) -> Tensor:  # shape: (*, N, N) -> 
     return replay.run(_GeometricSum(_steps(terms)), matrix)
 
 
-def geometric_sandwich(x: Tensor, terms: int) -> Tensor:  # shape: (*, C, N) -> (*, C, C)
-    """X T_n(X^T X) X^T for n >= 2 in one node: I - (I - X X^T)^n from the small side, differentiable twice."""
-    flat = x.reshape(-1, *x.shape[-2:])
-    result: Tensor = _GeometricSandwich.apply(flat, _steps(terms))[0]
-    return result.reshape(*x.shape[:-1], x.shape[-2])
+def geometric_pool(features: Tensor, shift: Shift, terms: int) -> Tensor:  # shape: (*, C, N) -> (*, C, C)
+    r"""I - (I - P)^n, :math:`P = \Phi\Phi^T/t`, t = |Phi|^2 + shift, for n >= 2: all of it in one node.
+
+    As :math:`X T_n(X^T X) X^T` with :math:`X = \Phi/\sqrt t`; differentiable twice.
+    """
+    flat = features.reshape(-1, *features.shape[-2:])
+    if isinstance(shift, Tensor):
+        shift = shift.expand(*features.shape[:-2], 1, 1).reshape(-1, 1, 1)
+    result: Tensor = _GeometricPool.apply(flat, shift, _steps(terms))[0]
+    return result.reshape(*features.shape[:-1], features.shape[-2])
 
 
 def _steps(terms: int) -> tuple[int, ...]:
@@ -111,36 +117,51 @@ class _GeometricSum(Recipe):
         return _derivative(matrix, grad, self.steps, kept)
 
 
-class _GeometricSandwich(torch.autograd.Function):
-    r"""With :math:`Y = (G + G^T) X` and D the derivative of T at K in the direction :math:`X^T Y`: Y T + X D."""
+class _GeometricPool(torch.autograd.Function):
+    r"""The gradient, with :math:`Y = (G + G^T) X`, D the derivative of T at K in the direction :math:`Z = X^T Y`, and
+    :math:`c = \langle Z, T\rangle + \langle K, D\rangle` for what the trace takes back:
+
+    .. math:: (Y T + X (D - c I)) / \sqrt t
+
+    T and D - c I are divided, not what they multiply: no pass over C x N numbers but products.
+    """
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(x: Tensor, steps: tuple[int, ...]) -> tuple[Tensor, ...]:
-        gram = torch.bmm(x.mT, x)
+    def forward(features: Tensor, shift: Shift, steps: tuple[int, ...]) -> tuple[Tensor, ...]:
+        gram = torch.bmm(features.mT, features)
+        total = total_of(trace_of(gram)[:, None, None], shift)
+        x, gram = features / total.sqrt(), gram / total
         core, kept = _forward(gram, steps)
-        return torch.bmm(torch.bmm(x, core), x.mT), gram, core, *kept
+        return torch.bmm(torch.bmm(x, core), x.mT), total, x, gram, core, *kept
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, tuple[int, ...]], output: tuple[Tensor, ...]) -> None:
-        x, ctx.steps = inputs
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Shift, tuple[int, ...]], output: tuple[Tensor, ...]) -> None:
+        features, _, ctx.steps = inputs
         ctx.mark_non_differentiable(*output[1:])
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(x, *output[1:])
+        ctx.save_for_backward(features, *output[1:])
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, None]:
+    def backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, None, None]:
         if grad is None:
-            return None, None
-        x, gram, core, *kept = ctx.saved_tensors
+            return None, None, None
+        features, total, x, gram, core, *kept = ctx.saved_tensors
         with without_autocast(x):
             if torch.is_grad_enabled():  # what was kept is a constant to autograd
+                total = connected(total, energy_of(features))
+                x = features / total.sqrt()
                 gram = torch.bmm(x.mT, x)
                 core, kept = _forward(gram, ctx.steps)
             weighted = twice_symmetric_times(grad, x)
-            slope = _derivative(gram, torch.bmm(x.mT, weighted), ctx.steps, list(kept))
-            return torch.baddbmm(torch.bmm(weighted, core), x, slope), None
+            direction = torch.bmm(x.mT, weighted)
+            slope = _derivative(gram, direction, ctx.steps, list(kept))
+            root = total.sqrt()
+            taken = (inner(direction, core) + inner(gram, slope)) / root
+            slope = slope / root
+            slope.diagonal(dim1=-2, dim2=-1).sub_(taken.squeeze(-1))
+            return torch.baddbmm(torch.bmm(weighted, core / root), x, slope), None, None
 
 
 def _forward(gram: Tensor, steps: tuple[int, ...]) -> tuple[Tensor, list[Tensor]]:

@@ -13,7 +13,7 @@ from powerpool.curves._forms import safe_divide
 from powerpool.curves.base import Curve, IntegerPower, Parameter
 from powerpool.products import inner_product, sandwich
 from powerpool.solvers.base import Solver
-from powerpool.solvers.geometric import geometric_sandwich, geometric_sum
+from powerpool.solvers.geometric import geometric_sum
 from powerpool.solvers.spectrum import SpectralForm, spectral_function
 from powerpool.solvers.squaring import integer_power
 
@@ -68,12 +68,13 @@ class Gram(Solver):
             core = _integer_ratio(gram, power)
         return GramFactor(features, core)
 
-    def dense(self, features: Tensor, curve: Curve) -> Tensor:  # shape: (*, C, N) -> (*, C, C)
-        """The matrix itself; in one node where it is MaxExp with an integer eta."""
-        power = None if curve.is_learnable else curve.integer_power()
-        if power is not None and power.complement and power.exponent > 1 and power.scale == 1:
-            return geometric_sandwich(features, power.exponent)
-        return self.factor(features, curve).dense()
+
+def whole_power(curve: Curve) -> int | None:
+    """n where the curve is 1 - (1-p)^n of a matrix divided by its trace, for a fixed integer n >= 2; else ``None``."""
+    power = None if curve.is_learnable or not curve.trace_normalize else curve.integer_power()
+    if power is None or not power.complement or power.exponent == 1 or power.scale != 1:
+        return None
+    return power.exponent
 
 
 def _integer_ratio(gram: Tensor, power: IntegerPower) -> Tensor:  # shape: (*, N, N) -> (*, N, N)
