@@ -41,6 +41,11 @@ COMMANDS: dict[str, Command] = {
         extras="train,figures",
         first_word="suite",
     ),
+    "bench publish": Command(
+        target="powerpool.bench.publish:run",
+        help="put finished records of bench, and the tables made from them, into a folder",
+        extras="train,figures",
+    ),
     "bench compare": Command(
         target="powerpool.bench.compare:run",
         help="what got slower between two records of bench; exit code 1 if anything of powerpool did",

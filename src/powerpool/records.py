@@ -77,8 +77,13 @@ def write_json(path: str | Path, data: Any) -> None:
         text = json.dumps(data, indent=1, allow_nan=False)
     except (TypeError, ValueError) as error:
         raise RecordError(f"Cannot write {path} as JSON: {error}.") from error
+    write_text(path, text + "\n")
+
+
+def write_text(path: str | Path, text: str) -> None:
+    """Write a text file atomically."""
     with atomic(path) as temporary:
-        temporary.write_text(text + "\n", encoding="utf-8")
+        temporary.write_text(text, encoding="utf-8")
 
 
 def read_json(path: str | Path) -> Any:

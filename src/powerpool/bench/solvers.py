@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+import statistics
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -21,12 +23,22 @@ CURVES: dict[str, tuple[Curve, Scalar]] = {
     "MaxExp(50)": (pp.MaxExp(50), reference.maxexp(50)),
     "MaxExp(500)": (pp.MaxExp(500), reference.maxexp(500)),
     "Gamma(0.5)": (pp.Gamma(0.5), reference.gamma(0.5)),
-    "HDP(0.01)": (pp.HDP(0.01), reference.hdp(0.01)),
 }
 CHANNELS = (16, 32, 64, 128, 256, 512)
 RATIOS = (0.25, 0.5, 0.7, 0.85, 1.0, 1.5, 4.0)
 """Locations as a multiple of channels."""
+LARGE = 512
+"""From here on only up to as many locations as channels: beyond, gram is out, and nothing else depends on them."""
 BATCH = 8
+
+
+class Thresholds(NamedTuple):
+    """Below which ratio of locations to channels ``gram`` is the solver to take."""
+
+    products: float
+    """Against ``squaring``."""
+    eigenvalues: float
+    """Against ``eigen``."""
 
 
 def cases(quick: bool, device: str = "cpu") -> list[BenchCase]:
@@ -36,7 +48,8 @@ def cases(quick: bool, device: str = "cpu") -> list[BenchCase]:
     found = []
     for name in names:
         for size in channels:
-            found += [features_case(Inputs(BATCH, size, round(ratio * size), device), name) for ratio in ratios]
+            used = ratios if size < LARGE else [ratio for ratio in ratios if ratio <= 1]
+            found += [features_case(Inputs(BATCH, size, round(ratio * size), device), name) for ratio in used]
             found.append(matrix_case(Inputs(BATCH, size, 2 * size, device), name))
     return found
 
@@ -114,6 +127,31 @@ def selection(cases: list[CaseRecord]) -> list[dict[str, Any]]:
             }
         )
     return rows
+
+
+def thresholds(rows: list[dict[str, Any]]) -> Thresholds:
+    """The ratios with the smallest worst loss over the table, and among those the smallest mean loss."""
+    return Thresholds(
+        products=_threshold([row for row in rows if "squaring" in row["seconds"]], "squaring"),
+        eigenvalues=_threshold([row for row in rows if "squaring" not in row["seconds"]], "eigen"),
+    )
+
+
+def _threshold(rows: list[dict[str, Any]], other: str) -> float:
+    measured = [row for row in rows if "gram" in row["seconds"]]
+    ratios = sorted({round(row["locations"] / row["channels"], 2) for row in measured})
+    # Half-way between two ratios that were measured, or beyond all of them.
+    candidates = [round((a + b) / 2, 3) for a, b in itertools.pairwise(ratios)] + [ratios[-1]]
+
+    def loss(threshold: float) -> tuple[float, float]:
+        times_best = [
+            row["seconds"]["gram" if row["locations"] < threshold * row["channels"] else other]
+            / min(row["seconds"]["gram"], row["seconds"][other])
+            for row in measured
+        ]
+        return max(times_best), statistics.fmean(times_best)
+
+    return min(candidates, key=loss)
 
 
 def _solvers(curve: Curve, features: bool) -> list[str]:

@@ -1,0 +1,203 @@
+"""``powerpool bench publish``: finished records and the tables made from them, wins and losses, in one folder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from powerpool.bench.record import BenchRecord, CaseRecord, Measured, load
+from powerpool.bench.report import machine_line, make_console
+from powerpool.bench.targets import GRAM, LOEWNER, NEWTON_SCHULZ, OURS
+from powerpool.checks import ArgumentError
+from powerpool.records import RecordError, write_text
+
+SUITES = ("pools", "solvers", "curves", "training")
+LOSS = 1.05
+"""From this ratio on a competitor counts as faster; less is within the noise of a shared machine."""
+
+
+@dataclass(frozen=True)
+class PublishOptions:
+    """Copy finished records of `powerpool bench` and write the tables of all of them, losses included.
+
+    Args:
+        source: folder with the records, SUITE.json
+        out: folder that gets the records and README.md
+    """
+
+    source: Path = Path("runs/bench")
+    out: Path = Path("results/bench")
+
+    def __post_init__(self) -> None:
+        if not self.source.is_dir():
+            raise ArgumentError(f"source must be a folder with records of `powerpool bench` (got {self.source}).")
+
+
+def run(options: PublishOptions) -> None:
+    """Write the folder and say what is in it."""
+    paths = [options.source / f"{suite}.json" for suite in SUITES]
+    records = [load(path) for path in paths if path.exists()]
+    if not records:
+        raise RecordError(f"{options.source} holds no record: run `powerpool bench --out {options.source}` first.")
+    for record in records:
+        if not record.complete or record.options["quick"]:
+            kind = "quick" if record.complete else "unfinished"
+            raise RecordError(f"The record of {record.suite} is {kind}: run `powerpool bench {record.suite}` in full.")
+    options.out.mkdir(parents=True, exist_ok=True)
+    for record in records:
+        record.save(options.out / f"{record.suite}.json")
+    published = [load(path) for suite in SUITES if (path := options.out / f"{suite}.json").exists()]
+    write_text(options.out / "README.md", markdown(published))
+    make_console().print(f"{options.out}: README.md and {', '.join(f'{record.suite}.json' for record in published)}")
+
+
+def markdown(records: Sequence[BenchRecord]) -> str:
+    """The tables of all records, as they stand in README.md."""
+    sections = {
+        "pools": [_targets, _pools, _losses, _growth],
+        "solvers": [_selection],
+        "curves": [_curves],
+        "training": [_targets, _training],
+    }
+    lines = [
+        "# Measured",
+        "",
+        "Written by `powerpool bench publish` from the records beside this file; do not edit. Times are medians of",
+        "interleaved repetitions in one process, forward and backward together, after the answers agreed. How they are",
+        "taken, and what they do not say, is in [docs/speed.md](../../docs/speed.md).",
+    ]
+    for record in records:
+        lines += [
+            "",
+            f"## {record.suite}",
+            "",
+            f"`powerpool bench {record.suite}`: {machine_line(record.environment)}.",
+        ]
+        for section in sections[record.suite]:
+            lines += ["", *section(record)]
+    return "\n".join(lines) + "\n"
+
+
+def losses(cases: Iterable[CaseRecord]) -> list[tuple[str, Measured, Measured]]:
+    """Case, our contender, and the competitor that gives the same answer in less time, gradient included."""
+    found = []
+    for case in cases:
+        for ours in case.results:
+            if ours.origin != "powerpool" or ours.name not in (OURS, "powerpool element-wise", "powerpool"):
+                continue
+            found += [
+                (case.name, ours, rival)
+                for rival in case.results
+                if rival.origin == "competitor"
+                and rival.answers == ours.answers
+                and rival.total.median * LOSS < ours.total.median
+            ]
+    return found
+
+
+def _targets(record: BenchRecord) -> list[str]:
+    rows = []
+    for target in record.targets:
+        sign = "at most" if "floor" in target["what"] else "at least"
+        met = "met" if target["met"] else "**missed**"
+        rows.append((target["case"], target["what"], f"{sign} {target['wanted']:g}", f"{target['measured']:.3g}", met))
+    return _table("### Targets", ("case", "what", "wanted", "measured", ""), rows)
+
+
+def _pools(record: BenchRecord) -> list[str]:
+    wanted = {target["case"] for target in record.targets}
+    names = (OURS, LOEWNER, NEWTON_SCHULZ, "eigh autograd", "matrix_power autograd", "element-wise MaxExp")
+    rows = []
+    for case in record.cases:
+        floor, gram = case.floor, case.find(GRAM)
+        if case.name in wanted and floor is not None:
+            times = [_time(case.find(name)) for name in names]
+            memory = "" if gram is None else f"{gram.peak_bytes / floor.peak_bytes:.2f}"
+            rival = case.find(NEWTON_SCHULZ)
+            rivals = "" if rival is None else f"{rival.peak_bytes / floor.peak_bytes:.2f}"
+            rows.append((case.name, _time(floor), *times, memory, rivals))
+    headings = ("case", "form M", *names, "memory of gram, x forming M", "of Newton-Schulz 5")
+    return _table("### Pools, ms", headings, rows)
+
+
+def _losses(record: BenchRecord) -> list[str]:
+    rows = [
+        (case, ours.name, rival.name, f"{ours.total.median / rival.total.median:.2f}")
+        for case, ours, rival in losses(record.cases)
+    ]
+    if not rows:
+        return ["### Losses", "", f"No competitor with the same answer is more than {LOSS:g} times faster in any case."]
+    return _table("### Losses", ("case", "ours", "faster", "times"), rows)
+
+
+def _growth(record: BenchRecord) -> list[str]:
+    rows = []
+    for fit in record.fits:
+        if fit["contender"] in (OURS, GRAM, "powerpool squaring", LOEWNER, NEWTON_SCHULZ, "form M"):
+            fixed = ", ".join(f"{name} {size}" for name, size in fit["fixed"].items())
+            cells = [_number(fit[name]) for name in ("exponent", "exponent_upper_half", "r2_logarithm")]
+            rows.append((fit["contender"], fit["against"], fixed, *cells))
+    headings = ("contender", "against", "at", "exponent", "of the larger half", "R2 of a + b log2")
+    return _table("### Growth: time ~ size^exponent", headings, rows)
+
+
+def _selection(record: BenchRecord) -> list[str]:
+    solvers = list(dict.fromkeys(name for row in record.selection for name in row["seconds"]))
+    rows = []
+    for row in record.selection:
+        times = [f"{1e3 * row['seconds'][name]:.3g}" if name in row["seconds"] else "" for name in solvers]
+        where = "matrix" if row["locations"] is None else str(row["locations"])
+        work = ", ".join(
+            f"{name} {row['product_flops'][name] / 1e6:.3g}"
+            + (f" + {row['decompositions'][name]} eigh" if row["decompositions"][name] else "")
+            for name in row["product_flops"]
+        )
+        rows.append((row["curve"], str(row["channels"]), where, *times, row["best"], work))
+    headings = ("curve", "C", "N", *solvers, "best", "products, Mflop")
+    return _table("### Solvers, ms, and what they compute on any device", headings, rows)
+
+
+def _curves(record: BenchRecord) -> list[str]:
+    rows = [
+        (case.name, result.name, _time(result), "" if case.floor is None else _ratio(result, case.floor), result.note)
+        for case in record.cases
+        for result in case.results
+        if result.origin != "floor"
+    ]
+    return _table("### Curves, ms", ("case", "contender", "total", "x forming M", "note"), rows) + [
+        "",
+        *_losses(record),
+    ]
+
+
+def _training(record: BenchRecord) -> list[str]:
+    rows = [
+        (case.name, result.name, _time(result), f"{result.peak_bytes / 2**20:.0f}")
+        for case in record.cases
+        for result in case.results
+    ]
+    return _table("### Training, ms", ("case", "readout", "total", "peak MB"), rows)
+
+
+def _time(result: Measured | None) -> str:
+    return "" if result is None else f"{1e3 * result.total.median:.3g}" + (" *" if result.note else "")
+
+
+def _ratio(result: Measured, floor: Measured) -> str:
+    return f"{result.total.median / floor.total.median:.2f}"
+
+
+def _number(value: Any) -> str:
+    return "" if value is None else f"{value:.2f}"
+
+
+def _table(title: str, headings: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    return [
+        title,
+        "",
+        f"| {' | '.join(headings)} |",
+        "|" + "---|" * len(headings),
+        *(f"| {' | '.join(row)} |" for row in rows),
+    ]
