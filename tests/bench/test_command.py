@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from bench import samples
+from tests.bench import samples
 from powerpool.bench import command, launch, record
 from powerpool.bench.command import BenchOptions, suite_cases
 from powerpool.bench.runner import Effort, run_case

@@ -2,7 +2,7 @@
 
 import pytest
 
-from bench import samples
+from tests.bench import samples
 from powerpool.bench.compare import CompareOptions, compare, run
 
 

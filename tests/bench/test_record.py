@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 
 import powerpool as pp
-from bench import samples
+from tests.bench import samples
 from powerpool.bench import plots, record, solvers
 from powerpool.bench.case import Skipped
 from powerpool.bench.fits import fit_line, fits
 from powerpool.bench.targets import TARGETS, limits, outcomes
 from powerpool.records import write_json
+from powerpool.solvers import select
 
 SOLVERS_RECORD = Path(__file__).parents[2] / "results" / "bench" / "solvers.json"
 
@@ -163,6 +164,24 @@ def test_the_choice_of_select_solver_is_never_much_slower_than_the_best_on_the_m
     assert not stored.options["quick"]
     slow = [row for row in solvers.selection(stored.cases) if row["times_best"] > 1.5]
     assert not slow, slow
+
+
+@pytest.mark.skipif(not SOLVERS_RECORD.exists(), reason="the record of `powerpool bench solvers` is not stored")
+def test_the_thresholds_of_select_solver_are_those_of_the_measured_table():
+    stored = record.load(SOLVERS_RECORD)
+    found = solvers.thresholds(solvers.selection(stored.cases))
+    assert (select.GRAM_BELOW_SQUARING, select.GRAM_BELOW_EIGEN) == found
+
+
+def test_thresholds_are_where_gram_stops_winning():
+    def row(ratio: float, gram: float, **other: float) -> dict:
+        return {"channels": 100, "locations": round(100 * ratio), "seconds": {"gram": gram, "eigen": 9.0, **other}}
+
+    rows = [row(0.5, 1.0, squaring=3.0), row(0.7, 2.0, squaring=3.0), row(0.9, 4.0, squaring=3.0)]
+    rows += [row(0.5, 1.0), row(0.7, 5.0), row(0.9, 8.0), row(1.0, 10.0)]
+    assert solvers.thresholds(rows) == solvers.Thresholds(products=0.8, eigenvalues=0.95)
+    rows[0]["seconds"]["gram"] = 30.0  # the worst loss decides, not how often one wins
+    assert solvers.thresholds(rows).products == 0.5
 
 
 def test_selection_compares_the_choice_with_the_best():

@@ -166,10 +166,8 @@ def _curves(record: BenchRecord) -> list[str]:
         for result in case.results
         if result.origin != "floor"
     ]
-    return _table("### Curves, ms", ("case", "contender", "total", "x forming M", "note"), rows) + [
-        "",
-        *_losses(record),
-    ]
+    headings = ("case", "contender", "total", "x forming M", "note")
+    return [*_table("### Curves, ms", headings, rows), "", *_losses(record)]
 
 
 def _training(record: BenchRecord) -> list[str]:

@@ -140,8 +140,8 @@ def thresholds(rows: list[dict[str, Any]]) -> Thresholds:
 def _threshold(rows: list[dict[str, Any]], other: str) -> float:
     measured = [row for row in rows if "gram" in row["seconds"]]
     ratios = sorted({round(row["locations"] / row["channels"], 2) for row in measured})
-    # Half-way between two ratios that were measured, or beyond all of them.
-    candidates = [round((a + b) / 2, 3) for a, b in itertools.pairwise(ratios)] + [ratios[-1]]
+    # Half-way between two ratios that were measured; the first means never, the last always but there.
+    candidates = [ratios[0], *(round((a + b) / 2, 3) for a, b in itertools.pairwise(ratios)), ratios[-1]]
 
     def loss(threshold: float) -> tuple[float, float]:
         times_best = [
