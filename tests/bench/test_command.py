@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.bench import samples
 from powerpool.bench import command, launch, record
 from powerpool.bench.command import BenchOptions, suite_cases
 from powerpool.bench.runner import Effort, run_case
 from powerpool.bench.targets import TARGETS
 from powerpool.cli import main
+from tests.bench import samples
 
 POWERPOOL = Path(sys.executable).with_name("powerpool")
 SMALL = ("--quick", "--threads", "1", "--repetitions", "3")

@@ -2,8 +2,8 @@
 
 import pytest
 
-from tests.bench import samples
 from powerpool.bench.compare import CompareOptions, compare, run
+from tests.bench import samples
 
 
 def verdicts(old, new, **options) -> dict[tuple[str, str], str]:

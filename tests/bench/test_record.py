@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 import powerpool as pp
-from tests.bench import samples
 from powerpool.bench import plots, record, solvers
 from powerpool.bench.case import Skipped
 from powerpool.bench.fits import fit_line, fits
 from powerpool.bench.targets import TARGETS, limits, outcomes
 from powerpool.records import write_json
 from powerpool.solvers import select
+from tests.bench import samples
 
 SOLVERS_RECORD = Path(__file__).parents[2] / "results" / "bench" / "solvers.json"
 
@@ -169,19 +169,32 @@ def test_the_choice_of_select_solver_is_never_much_slower_than_the_best_on_the_m
 @pytest.mark.skipif(not SOLVERS_RECORD.exists(), reason="the record of `powerpool bench solvers` is not stored")
 def test_the_thresholds_of_select_solver_are_those_of_the_measured_table():
     stored = record.load(SOLVERS_RECORD)
-    found = solvers.thresholds(solvers.selection(stored.cases))
-    assert (select.GRAM_BELOW_SQUARING, select.GRAM_BELOW_EIGEN) == found
+    assert solvers.thresholds(solvers.selection(stored.cases)) == solvers.Thresholds(
+        squaring=select.GRAM_BELOW_SQUARING,
+        squaring_small=select.GRAM_BELOW_SQUARING_SMALL,
+        squaring_by_count=select.GRAM_BELOW_SQUARING_BY_COUNT,
+        eigen=select.GRAM_BELOW_EIGEN,
+    )
 
 
 def test_thresholds_are_where_gram_stops_winning():
-    def row(ratio: float, gram: float, **other: float) -> dict:
-        return {"channels": 100, "locations": round(100 * ratio), "seconds": {"gram": gram, "eigen": 9.0, **other}}
+    def row(ratio: float, gram: float, channels: int = 100, **other: float) -> dict:
+        seconds = {"gram": gram, "eigen": 9.0, **other}
+        flops = {"gram": 1.0 if ratio < 0.6 else 5.0, "eigen": 9.0, "squaring": 2.0}
+        return {
+            "channels": channels,
+            "locations": round(channels * ratio),
+            "seconds": seconds,
+            "product_flops": flops,
+        }
 
     rows = [row(0.5, 1.0, squaring=3.0), row(0.7, 2.0, squaring=3.0), row(0.9, 4.0, squaring=3.0)]
+    rows += [row(0.5, 4.0, channels=10, squaring=3.0), row(0.7, 4.0, channels=10, squaring=3.0)]
     rows += [row(0.5, 1.0), row(0.7, 5.0), row(0.9, 8.0), row(1.0, 10.0)]
-    assert solvers.thresholds(rows) == solvers.Thresholds(products=0.8, eigenvalues=0.95)
+    expected = solvers.Thresholds(squaring=0.8, squaring_small=0.5, squaring_by_count=0.6, eigen=0.95)
+    assert solvers.thresholds(rows) == expected
     rows[0]["seconds"]["gram"] = 30.0  # the worst loss decides, not how often one wins
-    assert solvers.thresholds(rows).products == 0.5
+    assert solvers.thresholds(rows).squaring == 0.5
 
 
 def test_selection_compares_the_choice_with_the_best():

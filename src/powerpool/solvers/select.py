@@ -10,8 +10,14 @@ from powerpool import curves
 from powerpool.checks import ArgumentError
 from powerpool.curves.base import Curve
 
-GRAM_RATIO = 0.7
-"""Below this ratio of locations to channels the Gram form wins."""
+# Ratios of locations to channels below which the Gram form is taken: those of the smallest worst loss on the measured
+# table in results/bench/solvers.json, and the one where floating-point operations cross.
+GRAM_BELOW_SQUARING = 0.8
+GRAM_BELOW_SQUARING_SMALL = 0.4
+GRAM_BELOW_SQUARING_BY_COUNT = 0.8
+GRAM_BELOW_EIGEN = 0.95
+SMALL = 32
+"""Below so many channels the number of calls counts, not the size of the matrices."""
 
 
 @dataclass(frozen=True)
@@ -31,21 +37,25 @@ def select_solver(
 ) -> SolverChoice:
     """The solver that ``solver="auto"`` takes; the first row that applies:
 
-    ====  ==========================================================  =============
-    row   condition                                                   solver
-    ====  ==========================================================  =============
-    1     features given, and locations < 0.7 * channels              ``gram``
-    2     the curve is an integer power with a Python number          ``squaring``
-    3     features given, locations < channels, no trace division     ``gram``
-    4     otherwise                                                   ``eigen``
-    ====  ==========================================================  =============
+    ====  ==========================================================================  =============
+    row   condition                                                                   solver
+    ====  ==========================================================================  =============
+    1     integer power with a Python number, locations < 0.8 * channels              ``gram``
+          (0.4 below 32 channels)
+    2     integer power with a Python number                                          ``squaring``
+    3     locations < 0.95 * channels                                                 ``gram``
+    4     locations < channels, and no division by the trace                          ``gram``
+    5     otherwise                                                                   ``eigen``
+    ====  ==========================================================================  =============
 
-    Only exact solvers are chosen. ``locations`` is ``None`` where only a matrix is at hand.
+    Only exact solvers are chosen. ``locations`` is ``None`` where only a matrix is at hand: rows 2 and 5.
 
-    Row 2 holds on every device and dtype: on the CPU products take 0.4 to 1 times the time of eigenvalues for 32 to 512
-    channels (forward and backward, eta = 50), and on CUDA batched ``eigh`` is the slow one. Row 3 is for accuracy: a
-    curve that is steep at 0, such as AsinhE of large features, makes much of what round-off leaves of the null space
-    of M, and K has none. ``dtype`` and ``device`` are there so that the table can grow rows that depend on them.
+    The ratios are measured on the CPU, forward and backward, for 16 to 512 channels: on the stored table of
+    ``powerpool bench solvers`` no choice takes more than 1.5 times the best. Elsewhere nothing was measured, and counts
+    decide: floating-point operations in products for row 1, and in row 3 every N < C, as a batched eigendecomposition
+    is what takes long on CUDA, and the smaller one is the better. Row 4 is for accuracy: a curve that is steep at 0,
+    such as AsinhE of large features, makes much of what round-off leaves of the null space of M, and K has none.
+    ``dtype`` is there so that the table can grow rows that depend on it.
 
     Example:
         >>> import powerpool as pp
@@ -59,15 +69,25 @@ def select_solver(
     curve = curves.resolve(curve)
     if channels < 1 or (locations is not None and locations < 1):
         raise ArgumentError(f"select_solver needs channels, locations >= 1 (got {channels} and {locations}).")
-    if locations is not None and locations < GRAM_RATIO * channels:
-        how = "by products" if curve.integer_power() is not None else "by its eigenvalues"
-        return SolverChoice("gram", f"{locations} locations < {GRAM_RATIO} * {channels} channels: the small K, {how}")
+    if torch.device(device).type != "cpu":
+        below_squaring, below_eigen = GRAM_BELOW_SQUARING_BY_COUNT, 1.0
+    else:
+        below_squaring = GRAM_BELOW_SQUARING if channels >= SMALL else GRAM_BELOW_SQUARING_SMALL
+        below_eigen = GRAM_BELOW_EIGEN
     power = curve.integer_power()
     if power is not None:
+        if locations is not None and locations < below_squaring * channels:
+            return SolverChoice("gram", _few(locations, below_squaring, channels) + "the small K, by products")
         return SolverChoice("squaring", f"integer power {power.exponent}: products only, no eigenvalues")
+    if locations is not None and locations < below_eigen * channels:
+        return SolverChoice("gram", _few(locations, below_eigen, channels) + "the small K, by its eigenvalues")
     if locations is not None and locations < channels and not curve.trace_normalize:
         return SolverChoice(
             "gram", f"{locations} locations < {channels} channels: K has no null space for a steep curve"
         )
     why = "its parameter is a tensor" if curve.is_learnable else "the curve is no integer power"
     return SolverChoice("eigen", f"{why}: eigenvalues of the {channels} x {channels} matrix")
+
+
+def _few(locations: int, ratio: float, channels: int) -> str:
+    return f"{locations} locations < {ratio:g} * {channels} channels: "
