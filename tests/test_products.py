@@ -58,10 +58,12 @@ def test_panels_only_where_they_pay(monkeypatch: pytest.MonkeyPatch) -> None:
         assert (count(lambda a=a: products.symmetric_bmm(a, a.mT)).product_flops < whole) is pays
 
 
-@pytest.mark.parametrize("columns", [4, 5, 8, 9, 40])  # of 64 rows: two products up to 8 columns, one from 9 on
-def test_both_ways_to_multiply_a_symmetric_sum(columns: int) -> None:
-    matrix, x = torch.randn(2, 64, 64, dtype=torch.float64), torch.randn(2, 64, columns, dtype=torch.float64)
+@pytest.mark.parametrize("columns", [1, 2, 4, 8, 9, 40])  # two products up to an eighth of the rows, one beyond
+@pytest.mark.parametrize("rows", [16, 31, 32, 35, 64])  # in panels from 32 on, of unequal height
+def test_every_way_to_multiply_a_symmetric_sum(rows: int, columns: int) -> None:
+    matrix, x = torch.randn(2, rows, rows, dtype=torch.float64), torch.randn(2, rows, columns, dtype=torch.float64)
     torch.testing.assert_close(products.twice_symmetric_times(matrix, x), (matrix + matrix.mT) @ x)
+    torch.testing.assert_close(products.twice_symmetric_times(matrix[0], x[0]), (matrix[0] + matrix[0].mT) @ x[0])
 
 
 @pytest.mark.parametrize("columns", [2, 30])
