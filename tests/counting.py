@@ -15,7 +15,7 @@ class ProductCounter(TorchDispatchMode):
         self.size, self.count = size, 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        operands = {"bmm": 0, "mm": 0, "baddbmm": 1, "addmm": 1}.get(func.overloadpacket.__name__)
+        operands = {"bmm": 0, "mm": 0, "baddbmm": 1, "baddbmm_": 1, "addmm": 1}.get(func.overloadpacket.__name__)
         if operands is not None:
             left, right = args[operands], args[operands + 1]
             self.count += left.shape[-2:] == right.shape[-2:] == (self.size, self.size)

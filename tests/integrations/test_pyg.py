@@ -429,9 +429,9 @@ class TestGram:
         monkeypatch.setattr(
             pp.functional, "select_solver", lambda *args: asked.append(original(*args).name) or original(*args)
         )
-        pool = SecondOrderAggregation(10, pp.MaxExp(50))
-        for largest in (6, 8, 11):
-            pool(torch.rand(largest + 2, 10), torch.tensor([0] * largest + [1] * 2))
+        pool = SecondOrderAggregation(40, pp.MaxExp(50))
+        for largest in (24, 36, 44):
+            pool(torch.rand(largest + 2, 40), torch.tensor([0] * largest + [1] * 2))
         assert asked == ["gram", "squaring", "squaring"]
 
     def test_large_graphs_are_refused_by_gram_itself(self) -> None:

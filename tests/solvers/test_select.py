@@ -24,7 +24,11 @@ from powerpool.solvers import SOLVERS
         (pp.SignedMaxExp(50), 64, None, "eigen"),
         (pp.AsinhE(10.0), 64, 60, "gram"),
         (pp.AsinhE(10.0), 64, 64, "eigen"),
-        (pp.HDP(0.01), 64, 60, "eigen"),
+        (pp.HDP(0.01), 64, 48, "gram"),
+        (pp.HDP(0.01), 64, 63, "eigen"),
+        (pp.MaxExp(50), 64, 60, "squaring"),
+        (pp.MaxExp(50), 16, 4, "gram"),
+        (pp.MaxExp(50), 16, 8, "squaring"),
     ],
 )
 def test_choices(curve: pp.Curve, channels: int, locations: int | None, expected: str) -> None:
@@ -32,6 +36,14 @@ def test_choices(curve: pp.Curve, channels: int, locations: int | None, expected
     assert choice.name == expected
     assert choice.reason
     assert SOLVERS[choice.name].exact
+
+
+def test_elsewhere_the_smaller_eigendecomposition_is_taken() -> None:
+    """By count, as nothing was measured there: no time decides between them."""
+    assert pp.select_solver(pp.HDP(0.01), 64, 63, device="cuda").name == "gram"
+    assert pp.select_solver(pp.HDP(0.01), 64, 64, device="cuda").name == "eigen"
+    assert pp.select_solver(pp.MaxExp(50), 16, 8, device="cuda").name == "gram"
+    assert pp.select_solver(pp.MaxExp(50), 64, 196, device="cuda").name == "squaring"
 
 
 def test_auto_is_the_choice() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-PRODUCTS = {"aten::mm": 0, "aten::bmm": 0, "aten::addmm": 1, "aten::baddbmm": 1}
+PRODUCTS = {"aten::mm": 0, "aten::bmm": 0, "aten::addmm": 1, "aten::baddbmm": 1, "aten::baddbmm_": 1}
 """Products of matrices, and the position of the left factor among their arguments."""
 DECOMPOSITIONS = ("aten::_linalg_eigh", "aten::_linalg_svd", "aten::linalg_eig", "aten::linalg_qr")
 

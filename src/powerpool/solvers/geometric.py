@@ -38,7 +38,7 @@ def geometric_sum(matrix: Tensor, terms: int) -> Tensor:  # shape: (*, N, N) -> 
 def geometric_pool(features: Tensor, shift: Shift, terms: int) -> Tensor:  # shape: (*, C, N) -> (*, C, C)
     r"""I - (I - P)^n, :math:`P = \Phi\Phi^T/t`, t = |Phi|^2 + shift, for n >= 2: all of it in one node.
 
-    As :math:`X T_n(X^T X) X^T` with :math:`X = \Phi/\sqrt t`; differentiable twice.
+    As :math:`\Phi\,(T_n(\Phi^T\Phi/t)/t)\,\Phi^T`; differentiable twice.
     """
     flat = features.reshape(-1, *features.shape[-2:])
     if isinstance(shift, Tensor):
@@ -118,12 +118,13 @@ class _GeometricSum(Recipe):
 
 
 class _GeometricPool(torch.autograd.Function):
-    r"""The gradient, with :math:`Y = (G + G^T) X`, D the derivative of T at K in the direction :math:`Z = X^T Y`, and
+    r"""With :math:`K = \Phi^T\Phi/t` the value is :math:`\Phi\,(T/t)\,\Phi^T`. Its gradient, with
+    :math:`Y = (G + G^T)\Phi`, :math:`Z = \Phi^T Y/t`, D the derivative of T at K in the direction Z, and
     :math:`c = \langle Z, T\rangle + \langle K, D\rangle` for what the trace takes back:
 
-    .. math:: (Y T + X (D - c I)) / \sqrt t
+    .. math:: Y\,(T/t) + \Phi\,((D - c I)/t)
 
-    T and D - c I are divided, not what they multiply: no pass over C x N numbers but products.
+    Only N x N matrices are divided: beside products there is no pass over C x N numbers.
     """
 
     generate_vmap_rule = True
@@ -132,9 +133,10 @@ class _GeometricPool(torch.autograd.Function):
     def forward(features: Tensor, shift: Shift, steps: tuple[int, ...]) -> tuple[Tensor, ...]:
         gram = torch.bmm(features.mT, features)
         total = total_of(trace_of(gram)[:, None, None], shift)
-        x, gram = features / total.sqrt(), gram / total
+        gram = gram / total
         core, kept = _forward(gram, steps)
-        return torch.bmm(torch.bmm(x, core), x.mT), total, x, gram, core, *kept
+        core = core / total
+        return torch.bmm(torch.bmm(features, core), features.mT), total, gram, core, *kept
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Shift, tuple[int, ...]], output: tuple[Tensor, ...]) -> None:
@@ -147,21 +149,22 @@ class _GeometricPool(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, None, None]:
         if grad is None:
             return None, None, None
-        features, total, x, gram, core, *kept = ctx.saved_tensors
-        with without_autocast(x):
+        features, total, gram, core, *kept = ctx.saved_tensors
+        with without_autocast(features):
             if torch.is_grad_enabled():  # what was kept is a constant to autograd
                 total = connected(total, energy_of(features))
-                x = features / total.sqrt()
-                gram = torch.bmm(x.mT, x)
+                gram = torch.bmm(features.mT, features) / total
                 core, kept = _forward(gram, ctx.steps)
-            weighted = twice_symmetric_times(grad, x)
-            direction = torch.bmm(x.mT, weighted)
+                core = core / total
+            weighted = twice_symmetric_times(grad, features)
+            direction = torch.bmm(features.mT, weighted) / total
             slope = _derivative(gram, direction, ctx.steps, list(kept))
-            root = total.sqrt()
-            taken = (inner(direction, core) + inner(gram, slope)) / root
-            slope = slope / root
+            taken = inner(direction, core) + inner(gram, slope) / total  # c / t
+            slope = slope / total
             slope.diagonal(dim1=-2, dim2=-1).sub_(taken.squeeze(-1))
-            return torch.baddbmm(torch.bmm(weighted, core / root), x, slope), None, None
+            through_core = torch.bmm(weighted, core)
+            del weighted
+            return through_core.add_(torch.bmm(features, slope)), None, None
 
 
 def _forward(gram: Tensor, steps: tuple[int, ...]) -> tuple[Tensor, list[Tensor]]:
@@ -226,6 +229,7 @@ def _derivative(gram: Tensor, direction: Tensor, steps: tuple[int, ...], kept: l
             total_slope = _product_derivative(total, total_slope, quotient, slope)
         if not last:
             rest_slope = _product_derivative(rest, rest_slope, quotient, slope)
+        del slope  # the peak of memory is in the next step
     return total_slope
 
 
@@ -246,8 +250,9 @@ def _quotient_derivative(rest: Tensor, slope: Tensor, factor: int, kept: list[Te
     """The derivative of Q_3 or Q_5 where that of R is ``slope``, symmetric; consumes ``kept`` from its front."""
     if factor == 3:
         return twice_symmetric(torch.baddbmm(slope, slope, rest, beta=-3 / 2))
-    root_slope = twice_symmetric(torch.baddbmm(slope, slope, rest, beta=-5 / 4))
-    return twice_symmetric(torch.baddbmm(slope, root_slope, kept.pop(0), beta=-5 / 16))
+    half = torch.baddbmm(slope, slope, rest, beta=-5 / 4)
+    half = torch.baddbmm(slope, twice_symmetric(half), kept.pop(0), beta=-5 / 16)
+    return twice_symmetric(half)
 
 
 def _product_derivative(a: Tensor, a_slope: Tensor, b: Tensor, b_slope: Tensor) -> Tensor:
