@@ -13,10 +13,13 @@ DOCUMENTS = ("README.md", "CONTRIBUTING.md")
 
 
 def test_every_path_in_the_documents_exists():
-    for document in [*DOCUMENTS, *(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]:
+    documents = [*DOCUMENTS, *(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")), "results/bench/README.md"]
+    for document in documents:
         text = (ROOT / document).read_text(encoding="utf-8")
-        paths = re.findall(r"`((?:tests|src|docs)/[\w./-]+)`", text) + re.findall(r"\]\((?!http)([\w./-]+)\)", text)
-        missing = [path for path in paths if not (ROOT / path).exists()]
+        # In code a path starts at the root of the project, in a link at the folder of the document.
+        named = [ROOT / path for path in re.findall(r"`((?:tests|src|docs|results)/[\w./-]+)`", text)]
+        linked = [(ROOT / document).parent / path for path in re.findall(r"\]\((?!http)([\w./-]+)\)", text)]
+        missing = [str(path) for path in named + linked if not path.exists()]
         assert not missing, f"{document} names {missing}"
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from powerpool.bench import publish, record
 from powerpool.bench.publish import PublishOptions
+from powerpool.bench.targets import TARGETS
 from powerpool.checks import ArgumentError
 from powerpool.records import RecordError
 from tests.bench import samples
@@ -78,6 +79,13 @@ def test_the_stored_tables_are_those_of_the_stored_records() -> None:
     assert [kept.suite for kept in stored] == list(publish.SUITES)
     assert all(kept.complete and not kept.options["quick"] for kept in stored)
     assert (RESULTS / "README.md").read_text(encoding="utf-8") == publish.markdown(stored)
+
+
+@pytest.mark.skipif(not (RESULTS / "pools.json").exists(), reason="no results are stored: this is not a checkout")
+def test_the_table_of_the_readme_is_that_of_the_stored_record() -> None:
+    table = publish.summary(record.load(RESULTS / "pools.json"))
+    assert table.count("\n") == 1 + len(TARGETS)
+    assert table in (RESULTS.parents[1] / "README.md").read_text(encoding="utf-8")
 
 
 def test_stored_records_name_no_folder_of_a_machine() -> None:

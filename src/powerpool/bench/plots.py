@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,19 +45,30 @@ def sweeps(record: BenchRecord, against: str, least: int = 3) -> list[Sweep]:
     return sorted(found, key=lambda sweep: -len(sweep.cases))
 
 
-def draw(record: BenchRecord, out: str | Path) -> list[Path]:
-    """Write every plot that the record has the data for, as PNG, SVG and CSV, and return the files."""
+FORMATS = ("png", "svg", "csv")
+
+
+def draw(record: BenchRecord, out: str | Path, formats: Sequence[str] = FORMATS) -> list[Path]:
+    """Write every plot that the record has the data for, in all formats, and return the files."""
     written: list[Path] = []
-    for against in NAMES:
-        for number, sweep in enumerate(sweeps(record, against)):
-            suffix = "" if number == 0 else f"-{number + 1}"
-            written += _plot(record, sweep, Path(out) / f"time-against-{against}{suffix}", "time")
-            if against == "channels":
-                written += _plot(record, sweep, Path(out) / f"memory-against-{against}{suffix}", "memory")
+    for stem, sweep, quantity in pictures(record):
+        written += _plot(record, sweep, Path(out) / stem, quantity, formats)
     return written
 
 
-def _plot(record: BenchRecord, sweep: Sweep, stem: Path, quantity: str) -> list[Path]:
+def pictures(record: BenchRecord) -> list[tuple[str, Sweep, str]]:
+    """File name, sweep and quantity ("time" or "memory") of every plot that the record has the data for."""
+    found = []
+    for against in NAMES:
+        for number, sweep in enumerate(sweeps(record, against)):
+            suffix = "" if number == 0 else f"-{number + 1}"
+            found.append((f"time-against-{against}{suffix}", sweep, "time"))
+            if against == "channels":
+                found.append((f"memory-against-{against}{suffix}", sweep, "memory"))
+    return found
+
+
+def _plot(record: BenchRecord, sweep: Sweep, stem: Path, quantity: str, formats: Sequence[str]) -> list[Path]:
     # Figure and not pyplot: no window system, and nothing global that another user of matplotlib would notice.
     from matplotlib import colormaps
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -89,18 +101,22 @@ def _plot(record: BenchRecord, sweep: Sweep, stem: Path, quantity: str) -> list[
     axes.set_title(f"Spectral MaxExp against {NAMES[sweep.against]}: {quantity} ({sweep.where})")
     figure.legend(loc="outside right upper", fontsize="small")
     figure.supxlabel(report.machine_line(record.environment), fontsize="x-small")
-    written = []
-    for suffix in (".png", ".svg"):
-        path = stem.with_suffix(suffix)
+    written = [stem.with_suffix(f".{name}") for name in formats]
+    for path in written:
         with atomic(path) as temporary:
-            # Without a date the same record gives the same file.
-            figure.savefig(temporary, dpi=150, metadata={"Date": None} if suffix == ".svg" else None)
-        written.append(path)
-    with atomic(stem.with_suffix(".csv")) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
+            if path.suffix == ".csv":
+                _write_rows(temporary, rows)
+            else:
+                # Without a date the same record gives the same file.
+                figure.savefig(temporary, dpi=150, metadata={"Date": None} if path.suffix == ".svg" else None)
+    return written
+
+
+def _write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
+    with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, fieldnames=list(rows[0]))
         writer.writeheader()
         writer.writerows(rows)
-    return [*written, stem.with_suffix(".csv")]
 
 
 def _series(sweep: Sweep, quantity: str) -> list[tuple[str, str, list[tuple[float, float, float, float]]]]:

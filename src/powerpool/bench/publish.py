@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from powerpool.bench import plots
 from powerpool.bench.record import BenchRecord, CaseRecord, Measured, load
 from powerpool.bench.report import machine_line, make_console
-from powerpool.bench.targets import GRAM, LOEWNER, NEWTON_SCHULZ, OURS
+from powerpool.bench.targets import GRAM, LOEWNER, NEWTON_SCHULZ, OURS, TARGETS
 from powerpool.checks import ArgumentError
 from powerpool.records import RecordError, write_text
 
@@ -48,6 +49,8 @@ def run(options: PublishOptions) -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     for record in records:
         record.save(options.out / f"{record.suite}.json")
+        if record.suite == "pools":
+            plots.draw(record, options.out, formats=("svg",))
     published = [load(path) for suite in SUITES if (path := options.out / f"{suite}.json").exists()]
     write_text(options.out / "README.md", markdown(published))
     make_console().print(f"{options.out}: README.md and {', '.join(f'{record.suite}.json' for record in published)}")
@@ -56,7 +59,7 @@ def run(options: PublishOptions) -> None:
 def markdown(records: Sequence[BenchRecord]) -> str:
     """The tables of all records, as they stand in README.md."""
     sections = {
-        "pools": [_targets, _pools, _losses, _growth],
+        "pools": [_targets, _pools, _losses, _growth, _pictures],
         "solvers": [_selection],
         "curves": [_curves],
         "training": [_targets, _training],
@@ -78,6 +81,22 @@ def markdown(records: Sequence[BenchRecord]) -> str:
         for section in sections[record.suite]:
             lines += ["", *section(record)]
     return "\n".join(lines) + "\n"
+
+
+def summary(record: BenchRecord) -> str:
+    """The targets of the pools in one table, as it stands in the README of the project."""
+    rows = []
+    for target in TARGETS:
+        sizes = {"batch": target.batch, "channels": target.channels, "locations": target.locations, "eta": 50}
+        for case in record.cases:
+            ours, floor = case.find(OURS), case.floor
+            if case.sizes == sizes and ours is not None and floor is not None:
+                rivals = ((LOEWNER, target.loewner), (NEWTON_SCHULZ, target.newton_schulz))
+                times = [f"{_times(case.find(name), ours)} ({wanted:g})" for name, wanted in rivals]
+                over = f"{ours.total.median / floor.total.median:.2f} ({target.floor:g})"
+                rows.append((f"{target.channels}, {target.locations}", _time(ours), over, *times))
+    headings = ("C, N", "powerpool, ms", "times forming M", f"faster than {LOEWNER}", f"faster than {NEWTON_SCHULZ}")
+    return "\n".join(_table("", headings, rows)[2:])
 
 
 def losses(cases: Iterable[CaseRecord]) -> list[tuple[str, Measured, Measured]]:
@@ -143,6 +162,13 @@ def _growth(record: BenchRecord) -> list[str]:
     return _table("### Growth: time ~ size^exponent", headings, rows)
 
 
+def _pictures(record: BenchRecord) -> list[str]:
+    lines = ["### Pictures"]
+    for stem, sweep, quantity in plots.pictures(record):
+        lines += ["", f"![{quantity} against {plots.NAMES[sweep.against]}, {sweep.where}]({stem}.svg)"]
+    return lines
+
+
 def _selection(record: BenchRecord) -> list[str]:
     solvers = list(dict.fromkeys(name for row in record.selection for name in row["seconds"]))
     rows = []
@@ -181,6 +207,10 @@ def _training(record: BenchRecord) -> list[str]:
 
 def _time(result: Measured | None) -> str:
     return "" if result is None else f"{1e3 * result.total.median:.3g}" + (" *" if result.note else "")
+
+
+def _times(rival: Measured | None, ours: Measured) -> str:
+    return "" if rival is None else f"{rival.total.median / ours.total.median:.3g}x"
 
 
 def _ratio(result: Measured, floor: Measured) -> str:

@@ -13,9 +13,9 @@ from powerpool.curves.base import Curve
 # Ratios of locations to channels below which the Gram form is taken: those of the smallest worst loss on the measured
 # table in results/bench/solvers.json, and the one where floating-point operations cross.
 GRAM_BELOW_SQUARING = 0.8
-GRAM_BELOW_SQUARING_SMALL = 0.4
+GRAM_BELOW_SQUARING_SMALL = 0.35
 GRAM_BELOW_SQUARING_BY_COUNT = 0.8
-GRAM_BELOW_EIGEN = 0.95
+GRAM_BELOW_EIGEN = 0.8
 SMALL = 32
 """Below so many channels the number of calls counts, not the size of the matrices."""
 
@@ -41,9 +41,9 @@ def select_solver(
     row   condition                                                                   solver
     ====  ==========================================================================  =============
     1     integer power with a Python number, locations < 0.8 * channels              ``gram``
-          (0.4 below 32 channels)
+          (0.35 below 32 channels)
     2     integer power with a Python number                                          ``squaring``
-    3     locations < 0.95 * channels                                                 ``gram``
+    3     locations < 0.8 * channels                                                  ``gram``
     4     locations < channels, and no division by the trace                          ``gram``
     5     otherwise                                                                   ``eigen``
     ====  ==========================================================================  =============
