@@ -9,7 +9,6 @@ import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,6 +17,7 @@ from torch import Tensor, nn
 import powerpool as pp
 from powerpool.bench.case import Answer, BenchCase, Contender, Skipped
 from powerpool.bench.timing import Stopwatch
+from powerpool.data import load_graphs
 
 ETA = 50
 SEED = 0
@@ -219,31 +219,12 @@ class GraphClassifier(nn.Module):
 
 
 def mutag_batches(size: int) -> list[Any]:
-    """MUTAG in PyG's batches, shuffled once; node labels as one-hot features. From the files in grakel's wheel."""
-    from torch_geometric.data import Data
+    """MUTAG in PyG's batches, shuffled once; node labels as one-hot features."""
     from torch_geometric.loader import DataLoader
 
-    owner = _numbers("graph_indicator") - 1  # (nodes,)
-    edges = (_numbers("A") - 1).view(-1, 2).T  # (2, edges)
-    x = nn.functional.one_hot(_numbers("node_labels")).float()
-    y = (_numbers("graph_labels") > 0).long()
-    first = torch.searchsorted(owner, torch.arange(len(y)))  # (graphs,), nodes come graph by graph
-    edge_owner = owner[edges[0]]
-    graphs = [
-        Data(x=x[owner == graph], edge_index=edges[:, edge_owner == graph] - first[graph], y=y[graph : graph + 1])
-        for graph in range(len(y))
-    ]
+    graphs = load_graphs("MUTAG", download=False)
     generator = torch.Generator().manual_seed(SEED)
-    return list(DataLoader(graphs, size, shuffle=True, generator=generator))
-
-
-def _numbers(name: str) -> Tensor:
-    """The whole numbers of one of the text files, in their order."""
-    found = importlib.util.find_spec("grakel")  # the folder alone: importing grakel takes a second
-    assert found is not None
-    assert found.submodule_search_locations is not None
-    path = Path(found.submodule_search_locations[0]) / "tests" / "data" / "MUTAG" / f"MUTAG_{name}.txt"
-    return torch.tensor([int(word) for word in path.read_text(encoding="utf-8").replace(",", " ").split()])
+    return list(DataLoader(graphs.to_pyg(), size, shuffle=True, generator=generator))
 
 
 # ---- both ------------------------------------------------------------------------------------------------------------

@@ -1,0 +1,27 @@
+"""Files become tensors here: sets of graphs and the folds to train and test on. No model and no training.
+
+Example:
+    >>> from powerpool.data import load_graphs, stratified_folds
+    >>> graphs = load_graphs("MUTAG")
+    >>> fold = stratified_folds(graphs.targets, count=10, seed=0)[0]
+    >>> batch = graphs[fold.train[:32]]
+    >>> batch.num_graphs, batch.x.shape[1]
+    (32, 7)
+"""
+
+from __future__ import annotations
+
+from powerpool.data.errors import DataError, MissingDataError
+from powerpool.data.folds import Fold, stratified_folds
+from powerpool.data.graphs import GraphBatch, GraphSet, NodeFeatures, load_graphs
+
+__all__ = [
+    "DataError",
+    "Fold",
+    "GraphBatch",
+    "GraphSet",
+    "MissingDataError",
+    "NodeFeatures",
+    "load_graphs",
+    "stratified_folds",
+]

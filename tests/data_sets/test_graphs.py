@@ -1,0 +1,311 @@
+"""Sets of graphs: what was written is read, batches are those of PyTorch Geometric, the real sets are whole."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import tempfile
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.testing import assert_close
+from torch_geometric.data import Batch
+from torch_geometric.datasets import TUDataset
+
+from powerpool.data import GraphSet, NodeFeatures, load_graphs
+from tests.data import require_data
+from tests.data_sets.tu_sets import TINY, Graph, graph_sets, texts, write_folder, write_zip
+
+
+def exactly(actual: torch.Tensor, expected: torch.Tensor) -> None:
+    assert_close(actual, expected, rtol=0, atol=0)
+
+
+def one_graph(graphs: GraphSet, number: int) -> tuple[list[int], list[tuple[int, int]], int]:
+    """Node values, edges and label of one graph, as lists."""
+    batch = graphs[number]
+    assert batch.batch.unique().tolist() == [0]
+    assert (batch.x.sum(1) == 1).all()
+    values = [graphs.features.values[column] for column in batch.x.argmax(1).tolist()]
+    return values, [(a, b) for a, b in batch.edge_index.T.tolist()], graphs.classes[int(batch.y)]
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> GraphSet:
+    return load_graphs(write_folder(tmp_path, texts(TINY)))
+
+
+class TestRoundTrip:
+    @given(graph_sets(), st.sampled_from(["folder", "zip"]), st.booleans(), st.randoms(use_true_random=False))
+    def test_what_was_written_is_read(
+        self, written: list[Graph], form: str, windows: bool, shuffler: random.Random
+    ) -> None:
+        content = texts(written)
+        lines = content["A"].splitlines(keepends=True)
+        shuffler.shuffle(lines)
+        content["A"] = "".join(lines) + "\n \n"
+        if windows:
+            content = {kind: text.replace("\n", "\r\n") for kind, text in content.items()}
+        with tempfile.TemporaryDirectory() as temporary:
+            where = Path(temporary) / "set.zip"
+            graphs = load_graphs((write_zip if form == "zip" else write_folder)(where, content))
+        assert graphs.name == "TINY"
+        assert graphs.source == str(where)
+        assert len(graphs) == len(written)
+        assert graphs.dropped == 0
+        assert graphs.features == NodeFeatures("labels", tuple(sorted({label for g in written for label in g.labels})))
+        assert graphs.classes == tuple(sorted({graph.target for graph in written}))
+        for number, graph in enumerate(written):
+            assert one_graph(graphs, number) == (graph.labels, graph.edges, graph.target)
+
+    @given(graph_sets(), st.data())
+    def test_any_batch_is_that_of_pyg(self, written: list[Graph], data: st.DataObject) -> None:
+        with tempfile.TemporaryDirectory() as temporary:
+            graphs = load_graphs(write_folder(Path(temporary), texts(written)))
+        chosen = data.draw(st.lists(st.integers(0, len(written) - 1), min_size=1, max_size=10))
+        single = graphs.to_pyg()
+        expected, batch = Batch.from_data_list([single[number] for number in chosen]), graphs[torch.tensor(chosen)]
+        for name in ("x", "edge_index", "batch", "y", "ptr"):
+            exactly(getattr(batch, name), getattr(expected, name))
+        for name in ("num_graphs", "num_nodes", "num_edges", "num_node_features"):
+            assert getattr(batch, name) == getattr(expected, name)
+
+    def test_files_longer_than_a_chunk(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        where = write_folder(tmp_path, texts(TINY * 20))
+        expected = load_graphs(where)
+        for size in (1, 7, 64):
+            monkeypatch.setattr("powerpool.data.tu_format.CHUNK", size)
+            found = load_graphs(where)
+            for name in ("columns", "node_ptr", "edge_index", "edge_ptr", "targets"):
+                exactly(getattr(found, name), getattr(expected, name))
+
+    def test_numbers_are_read_in_every_spelling_that_the_format_allows(self, tmp_path: Path) -> None:
+        content = {"A": " 1 ,2\n02,\t1", "graph_indicator": "1\n1", "graph_labels": "-5 \r\n"}
+        graphs = load_graphs(write_folder(tmp_path, content))
+        assert one_graph(graphs, 0) == ([1, 1], [(1, 0), (0, 1)], -5)
+
+
+class TestGraphSet:
+    def test_columns(self, tiny: GraphSet) -> None:
+        assert repr(tiny) == "GraphSet('TINY', 3 graphs, 9 nodes, 14 edges, 2 classes, features from labels (3))"
+        assert tiny.graph.tolist() == [0, 0, 0, 1, 1, 2, 2, 2, 2]
+        assert tiny.node_ptr.tolist() == [0, 3, 5, 9]
+        assert tiny.edge_ptr.tolist() == [0, 4, 6, 14]
+        assert tiny.columns.tolist() == [0, 1, 1, 2, 0, 1, 1, 1, 0]
+        assert tiny.targets.tolist() == [1, 0, 1]
+        assert tiny.classes == (-1, 1)
+        assert {tiny.targets.dtype, tiny.edge_index.dtype} == {torch.int64}
+        assert tiny[[0]].x.dtype == torch.float32
+
+    def test_edges_are_sorted_by_target_then_source(self, tiny: GraphSet) -> None:
+        for edges in (tiny.edge_index, tiny[[2, 0, 1]].edge_index):
+            pairs = [(target, source) for source, target in edges.T.tolist()]
+            assert pairs == sorted(pairs)
+
+    @pytest.mark.parametrize(
+        "index, same",
+        [
+            (slice(None), [0, 1, 2]),
+            (slice(None, None, -1), [2, 1, 0]),
+            ([2, 0], [2, 0]),
+            ((1,), [1]),
+            (-1, [2]),
+            (torch.tensor([True, False, True]), [0, 2]),
+            (torch.tensor([2, 2], dtype=torch.int32), [2, 2]),
+        ],
+        ids=str,
+    )
+    def test_ways_to_choose(self, tiny: GraphSet, index: object, same: list[int]) -> None:
+        for found, expected in zip(tiny[index], tiny[torch.tensor(same)], strict=True):  # type: ignore[index]
+            exactly(found, expected)
+
+    @pytest.mark.parametrize(
+        "index, error, message",
+        [
+            (3, IndexError, r"TINY has graphs 0 to 2 \(asked for 3\)"),
+            (-4, ValueError, r"graphs 0 to 2 \(asked for -1\)"),
+            (torch.tensor([0, -1]), IndexError, r"asked for -1"),
+            ([], ValueError, "at least one graph"),
+            (slice(0, 0), ValueError, "at least one graph"),
+            (torch.zeros(3, dtype=torch.bool), ValueError, "at least one graph"),
+            (torch.zeros(2, dtype=torch.bool), ValueError, r"one flag for each of the 3 graphs \(got 2\)"),
+            (torch.zeros(1, 1, dtype=torch.long), ValueError, r"1-D tensor .*shape \(1, 1\)"),
+            ([0.5], TypeError, "must be whole"),
+        ],
+        ids=str,
+    )
+    def test_what_cannot_be_chosen(self, tiny: GraphSet, index: object, error: type[Exception], message: str) -> None:
+        with pytest.raises(error, match=message):
+            tiny[index]  # type: ignore[index]
+
+    def test_a_loop_over_the_set_ends(self, tiny: GraphSet) -> None:
+        assert [batch.num_nodes for batch in tiny] == [3, 2, 4]  # type: ignore[attr-defined]
+
+    def test_other_devices(self, tiny: GraphSet) -> None:
+        moved = tiny.to("meta")
+        assert {moved.columns.device.type, moved.targets.device.type, moved.edge_index.device.type} == {"meta"}
+        assert {tensor.device.type for tensor in tiny[[0]].to("meta")} == {"meta"}
+
+    def test_graphs_of_pyg_stand_alone(self, tiny: GraphSet) -> None:
+        for graph in tiny.to_pyg():
+            for tensor in (graph.x, graph.edge_index, graph.y):
+                assert tensor.is_contiguous()
+                assert tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
+
+
+class TestFeatures:
+    def test_degree(self, tmp_path: Path) -> None:
+        where = write_folder(tmp_path, texts(TINY, node_labels=False))
+        graphs = load_graphs(where)
+        assert graphs.features == NodeFeatures("degree", (0, 1, 2))
+        assert graphs.columns.tolist() == [1, 2, 1, 1, 1, 2, 2, 2, 2]
+        assert load_graphs(where, features="degree", degree_cap=1).columns.tolist() == [1] * 9
+        alone = write_folder(tmp_path / "alone", texts([*TINY, Graph([5], [], 1)]))
+        assert load_graphs(alone, features="degree").columns[-1] == 0
+
+    def test_constant(self, tmp_path: Path) -> None:
+        graphs = load_graphs(write_folder(tmp_path, texts(TINY)), features="constant")
+        exactly(graphs[:].x, torch.ones(9, 1))
+
+    def test_reddit_is_constant_unless_it_has_labels(self, tmp_path: Path) -> None:
+        without = write_folder(tmp_path / "a", texts(TINY, node_labels=False), "REDDIT-TINY")
+        assert load_graphs(without).features.kind == "constant"
+        assert load_graphs(without, features="degree").features.kind == "degree"
+        assert load_graphs(write_folder(tmp_path / "b", texts(TINY), "REDDIT-TINY")).features.kind == "labels"
+
+    def test_features_of_another_set(self, tmp_path: Path) -> None:
+        trained = load_graphs(write_folder(tmp_path / "trained", texts(TINY)))
+        fewer = [Graph([2, 1], [(0, 1)], target=1)]
+        other = load_graphs(
+            write_folder(tmp_path / "other", texts(fewer)), features=trained.features, classes=trained.classes
+        )
+        exactly(other[0].x, torch.tensor([[0.0, 0.0, 1.0], [0.0, 1.0, 0.0]]))
+        assert other.targets.tolist() == [1]
+        assert other.classes == trained.classes
+        degrees = load_graphs(tmp_path / "other", features=NodeFeatures("degree", (0, 1, 2, 3)))
+        assert degrees[0].x.shape == (2, 4)
+
+    def test_labels_and_classes_that_were_not_trained_on(self, tmp_path: Path) -> None:
+        where = write_folder(tmp_path, texts(TINY))
+        with pytest.raises(
+            ValueError, match=r"TINY_node_labels\.txt, line 4: unknown node label 2, expected one of 0, 1"
+        ):
+            load_graphs(where, features=NodeFeatures("labels", (0, 1)))
+        with pytest.raises(
+            ValueError, match=r"TINY_graph_labels\.txt, line 2: unknown class -1, expected one of 1, 0\."
+        ):
+            load_graphs(where, classes=[1, 0])
+        with pytest.raises(ValueError, match=r"each label once \(got \[1, 1\]\)"):
+            load_graphs(where, classes=[1, 1])
+        assert load_graphs(where, classes=[1, 7, -1]).targets.tolist() == [0, 2, 0]
+
+    def test_graphs_of_unknown_class(self, tmp_path: Path) -> None:
+        content = texts(TINY)
+        del content["graph_labels"]
+        graphs = load_graphs(write_folder(tmp_path, content), labelled=False, classes=(-1, 1))
+        assert graphs.targets.tolist() == [-1, -1, -1]
+        assert graphs.classes == (-1, 1)
+
+    @pytest.mark.parametrize(
+        "kind, values, message",
+        [
+            ("auto", (0,), "Unknown kind of node features 'auto'"),
+            ("labels", (), "at least one"),
+            ("labels", (1, 0), "ascending"),
+            ("degree", (1, 2), "must be 0, 1, 2"),
+        ],
+    )
+    def test_features_that_make_no_sense(self, kind: str, values: tuple[int, ...], message: str) -> None:
+        with pytest.raises(ValueError, match=message):
+            NodeFeatures(kind, values)
+
+    @pytest.mark.parametrize(
+        "arguments, message",
+        [
+            ({"features": "label"}, r"Unknown kind of node features 'label': choose one of 'auto', 'labels'"),
+            ({"edges": "both"}, r"Unknown choice of edges 'both': choose one of 'undirected'"),
+            ({"degree_cap": 0}, r"degree_cap must be at least 1 \(got 0\)"),
+        ],
+    )
+    def test_arguments_that_make_no_sense(self, tmp_path: Path, arguments: dict[str, str], message: str) -> None:
+        with pytest.raises(ValueError, match=message):
+            load_graphs(write_folder(tmp_path, texts(TINY)), **arguments)  # type: ignore[arg-type]
+
+    def test_labels_that_are_not_there(self, tmp_path: Path) -> None:
+        where = write_folder(tmp_path, texts(TINY, node_labels=False))
+        with pytest.raises(ValueError, match=r"TINY_node_labels\.txt is missing, .*features='degree'"):
+            load_graphs(where, features="labels")
+
+
+ONE_WAY = {"A": "1, 2\n2, 1\n2, 2\n3, 2\n1, 2\n", "graph_indicator": "1\n1\n1\n", "graph_labels": "0\n"}
+
+
+class TestEdges:
+    def test_one_way_is_refused(self, tmp_path: Path) -> None:
+        message = (
+            r"TINY_A\.txt, line 4: an edge from node 3 to node 2, expected a line for the way back too: 2, 3.*edges="
+        )
+        with pytest.raises(ValueError, match=message):
+            load_graphs(write_folder(tmp_path, ONE_WAY))
+
+    def test_one_way_is_kept_or_completed(self, tmp_path: Path) -> None:
+        where = write_folder(tmp_path, ONE_WAY)
+        directed = load_graphs(where, edges="directed", features="degree")
+        assert directed.edge_index.T.tolist() == [[1, 0], [0, 1], [2, 1]]
+        assert directed.columns.tolist() == [1, 2, 0]
+        assert load_graphs(where, edges="symmetrise").edge_index.T.tolist() == [[1, 0], [0, 1], [2, 1], [1, 2]]
+
+    def test_repeated_edges_and_loops_are_dropped_and_counted(self, tmp_path: Path) -> None:
+        assert load_graphs(write_folder(tmp_path, ONE_WAY), edges="directed").dropped == 2
+
+
+# ---- real sets -------------------------------------------------------------------------------------------------------
+
+SETS = {  # graphs, classes, node labels
+    "MUTAG": (188, 2, 7),
+    "PTC_MR": (344, 2, 18),
+    "PROTEINS": (1113, 2, 3),
+    "NCI1": (4110, 2, 37),
+    "IMDB-BINARY": (1000, 2, None),
+    "IMDB-MULTI": (1500, 3, None),
+    "REDDIT-BINARY": (2000, 2, None),
+}
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_real_sets_are_whole(name: str) -> None:
+    where = require_data(f"graphs/{name}.zip")
+    graphs = load_graphs(name, where.parent.parent, download=False)
+    assert graphs.source == str(where)
+    count, classes, labels = SETS[name]
+    assert (len(graphs), len(graphs.classes)) == (count, classes)
+    kind = "labels" if labels else "constant" if name.startswith("REDDIT") else "degree"
+    assert graphs.features.kind == kind
+    assert labels is None or graphs.channels == labels
+    assert graphs.targets.bincount().min() > 0
+    source, target = graphs.edge_index
+    exactly(graphs.graph[source], graphs.graph[target])
+    if name == "REDDIT-BINARY":
+        assert graphs.node_ptr.diff().max() == 3782
+
+
+@pytest.mark.parametrize("name", ["MUTAG", "PTC_MR", "PROTEINS", "IMDB-BINARY"])
+def test_real_sets_are_those_of_pyg(name: str, tmp_path: Path) -> None:
+    raw = tmp_path / name / "raw"
+    raw.mkdir(parents=True)
+    with zipfile.ZipFile(require_data(f"graphs/{name}.zip")) as archive:
+        for member in archive.namelist():
+            with archive.open(member) as source, (raw / Path(member).name).open("wb") as target:
+                shutil.copyfileobj(source, target)
+    graphs, theirs = load_graphs(name, tmp_path), TUDataset(str(tmp_path), name)
+    assert graphs.source == str(raw)
+    for ours, other in zip(graphs.to_pyg(), theirs, strict=True):
+        if graphs.features.kind == "labels":
+            exactly(ours.x, other.x)
+        exactly(ours.y, other.y)
+        order = (other.edge_index[1] * other.num_nodes + other.edge_index[0]).argsort()
+        exactly(ours.edge_index, other.edge_index[:, order])
