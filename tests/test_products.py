@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import powerpool as pp
 from powerpool import products
 from powerpool.bench.counts import count
 
@@ -95,3 +96,19 @@ def test_product_gradients(left: tuple[int, ...], right: tuple[int, ...]) -> Non
         torch.autograd.grad(products.product(a, b), (a, b), grad), torch.autograd.grad(a @ b, (a, b), grad)
     )
     assert torch.autograd.gradgradcheck(products.product, (a, b))
+
+
+@pytest.mark.parametrize("power", [3, 6, 7])
+def test_panels_inside_the_solvers_are_differentiable_twice_and_vmapped(power: int, monkeypatch) -> None:
+    monkeypatch.setattr(products, "_PANELS_FROM", (2, 4))
+    features = torch.rand(2, 5, 7, dtype=torch.float64, requires_grad=True)
+    curve = pp.MaxExp(power)
+
+    def pool(x: Tensor, solver: str) -> Tensor:
+        return pp.second_order_pool(x, curve, solver=solver)
+
+    for solver in ("squaring", "gram"):
+        assert torch.autograd.gradcheck(lambda x, solver=solver: pool(x, solver), features)
+        assert torch.autograd.gradgradcheck(lambda x, solver=solver: pool(x, solver), features)
+        mapped = torch.func.vmap(lambda x, solver=solver: pool(x, solver))(features)
+        torch.testing.assert_close(mapped, pool(features, solver))

@@ -225,6 +225,21 @@ def _check_export(options: dict[str, Any], strict: bool) -> None:
         _assert_same((program.module()(_maps(size)),), (pool(_maps(size)),))
 
 
+@pytest.mark.parametrize("pooled", [False, True], ids=["moment", "pool"])
+def test_export_with_a_dynamic_number_of_locations(pooled: bool) -> None:
+    """At sizes from which on products are computed by panels: the choice must not pin N."""
+
+    class Pool(torch.nn.Module):
+        def forward(self, features: Tensor) -> Tensor:
+            return pp.second_order_pool(features, pp.MaxExp(3)) if pooled else pp.autocorrelation(features)
+
+    locations = torch.export.Dim("locations", min=300, max=4000)
+    program = torch.export.export(Pool(), (torch.rand(1, 256, 600),), dynamic_shapes=({2: locations},), strict=False)
+    for number in (310, 700):
+        features = torch.rand(1, 256, number)
+        torch.testing.assert_close(program.module()(features), Pool()(features), rtol=1e-4, atol=1e-6)
+
+
 def test_exported_pool_gives_nan_where_eager_refuses() -> None:
     program = torch.export.export(_pool(CASES["squaring"]), (_maps(3),), strict=False)
     maps = _maps(3)

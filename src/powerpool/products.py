@@ -48,6 +48,8 @@ def twice_symmetric(matrix: Tensor) -> Tensor:  # shape: (*, A, A) -> (*, A, A)
 def twice_symmetric_times(matrix: Tensor, x: Tensor) -> Tensor:  # shape: (*, A, A), (*, A, B) -> (*, A, B)
     """(M + M^T) X."""
     size, columns = x.shape[-2:]
+    if torch.compiler.is_compiling():  # no choice by size: it would pin a dimension that is to stay free
+        return twice_symmetric(matrix) @ x
     # Reading M^T entry by entry misses the cache from A = 1024 on: 38 ms for 2 x 2048 x 2048 floats, where a product
     # with 49 columns takes 8 ms. A second product is cheaper where it has few columns, and needs no A x A memory.
     if 8 * columns <= size:
@@ -94,6 +96,8 @@ def symmetric_baddbmm(base: Tensor, a: Tensor, b: Tensor, beta: float = 1, alpha
 
 
 def _panels_pay(a: Tensor) -> bool:
+    if torch.compiler.is_compiling():  # no choice by size: it would pin a dimension that is to stay free
+        return False
     return a.shape[-2] >= _PANELS_FROM[0] and a.shape[-1] >= _PANELS_FROM[1] and a.device.type == "cpu"
 
 

@@ -8,10 +8,10 @@ import pytest
 import scipy.linalg
 import torch
 
-import oracles
 from powerpool.bench import competitors, curves, reference
 from powerpool.bench.inputs import Inputs
-from tolerances import tolerance
+from tests import oracles
+from tests.tolerances import tolerance
 
 ETA = 7
 MAXEXP = {
@@ -137,3 +137,18 @@ def assert_directional(function, features: torch.Tensor, step: float = 1e-6) -> 
     found = (function(x, upstream).gradient * direction).sum()
     # A difference of step 1e-6 has about 1e-10 of truncation and round-off each.
     torch.testing.assert_close(found, slope, rtol=1e-6, atol=1e-7)
+
+
+def test_gspn_is_maxexp_of_a_matrix_with_noise_on_its_diagonal():
+    features = torch.rand(2, 6, 20, dtype=torch.float64, requires_grad=True)
+    torch.manual_seed(0)
+    found = competitors.gspn_autograd(features, ETA)
+    exact = competitors.eigh_autograd(features, ETA)
+    assert 0 < (found - exact).norm() / exact.norm() < 1e-2
+    assert torch.autograd.grad(found.square().sum(), features)[0].isfinite().all()
+
+
+def test_gspn_of_equal_eigenvalues_has_a_finite_gradient():
+    """The reason for the noise: without it autograd divides by a gap of 0."""
+    features = torch.eye(4, dtype=torch.float64).expand(1, 4, 4).clone().requires_grad_()
+    assert torch.autograd.grad(competitors.gspn_autograd(features, ETA)[0, 0, 1], features)[0].isfinite().all()

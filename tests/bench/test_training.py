@@ -14,6 +14,7 @@ from torch.testing import assert_close
 
 from powerpool.bench import training
 from powerpool.bench.case import BenchCase
+from powerpool.bench.memory import peak_bytes
 from powerpool.bench.runner import Effort, run_case
 from powerpool.bench.timing import Stopwatch
 
@@ -120,3 +121,14 @@ class TestCases:
         assert [left.name for left in missing.skipped] == [training.AVERAGE, training.OURS]
         assert all(f"needs {package}" in left.reason and "pip install" in left.reason for left in missing.skipped)
         assert run_case(missing, Effort(repetitions=3, budget=1.0, warm_up=0)).results == []
+
+
+def test_the_memory_of_a_training_step_does_not_depend_on_the_step_before():
+    case = training.resnet_case(training.SMALL_RESNET)
+    peaks = {}
+    for contender in case.contenders:
+        contender.step(Stopwatch())
+        first, second = (peak_bytes(lambda step=contender.step: step(Stopwatch())) for _ in range(2))
+        assert first == second
+        peaks[contender.name] = first
+    assert peaks[training.OURS] > peaks[training.AVERAGE]

@@ -126,9 +126,18 @@ def test_the_pool_of_zeros_without_shift_is_zero() -> None:
     assert (features.grad == 0).all()
 
 
-@pytest.mark.parametrize("scale", [1e-18, 1e-12, 1.0, 1e12, 1e17])
-def test_the_scale_of_the_features_does_not_matter(scale: float) -> None:
-    features = torch.rand(2, 6, 4, dtype=torch.float64)
-    expected = geometric_pool(features, 0.0, 50)
-    found = geometric_pool((features * scale).float(), 0.0, 50)
-    torch.testing.assert_close(found.double(), expected, rtol=2e-6, atol=2e-6)
+@pytest.mark.parametrize("shape", [(2, 6, 4), (1, 60, 7)])
+@pytest.mark.parametrize("scale", [1e-19, 1e-18, 1e-12, 1.0, 1e12, 1e15, 1e17, 3e17])
+def test_the_scale_of_the_features_does_not_matter(scale: float, shape: tuple[int, ...]) -> None:
+    """The value is that of the features without their scale, the gradient is divided by it; no step overflows."""
+    features = torch.rand(shape, dtype=torch.float64, requires_grad=True)
+    scaled = (features.detach() * scale).float().requires_grad_()
+    expected, found = geometric_pool(features, 0.0, 50), geometric_pool(scaled, 0.0, 50)
+    torch.testing.assert_close(found.double(), expected, rtol=3e-5, atol=3e-6)
+    grad = torch.randn_like(expected) * 65536  # as a loss scaler would
+    expected.backward(grad)
+    found.backward(grad.float())
+    assert features.grad is not None
+    assert scaled.grad is not None
+    largest = features.grad.abs().max()
+    torch.testing.assert_close(scaled.grad.double() * scale / largest, features.grad / largest, rtol=0, atol=1e-4)

@@ -40,6 +40,18 @@ def svd_autograd(features: Tensor, eta: int) -> Tensor:  # shape: (B, C, N) -> (
     return (vectors * (1 - (1 - values) ** eta).unsqueeze(-2)) @ vectors.mT
 
 
+def gspn_autograd(features: Tensor, eta: int, gap: float = 1e-6) -> Tensor:  # shape: (B, C, N) -> (B, C, C)
+    """The paper's Algorithm 1: noise on the diagonal until all eigenvalues differ, then autograd through the vectors."""
+    divided = divided_moment(features)
+    size = divided.shape[-1]
+    for attempt in range(1, 11):
+        noise = gap * (1 + size * torch.rand(divided.shape[:-1], dtype=divided.dtype, device=divided.device))
+        eigenvalues, vectors = torch.linalg.eigh(divided + torch.diag_embed(attempt * noise))
+        if bool((eigenvalues.diff(dim=-1) > 0).all()):
+            break
+    return (vectors * (1 - (1 - eigenvalues.clamp(0, 1)) ** eta).unsqueeze(-2)) @ vectors.mT
+
+
 def matrix_power_autograd(features: Tensor, eta: int) -> Tensor:  # shape: (B, C, N) -> (B, C, C)
     """I - (I - P)^eta by ``torch.linalg.matrix_power``, and autograd through its products."""
     divided = divided_moment(features)

@@ -22,7 +22,7 @@ ETAS = (2, 5, 10, 20, 50, 100, 200, 500, 1000)
 
 LARGEST_CHANNELS = {
     "svd autograd": 256,
-    "Newton-Schulz 20": 512,
+    "Newton-Schulz 20": 256,
     "powerpool newton_schulz 5": 512,
     "powerpool squaring": 1024,
     "powerpool eigen": 1024,
@@ -74,7 +74,7 @@ def pool_case(inputs: Inputs, eta: int, everyone: bool) -> BenchCase:
             theirs("eigh autograd", competitors.eigh_autograd),
             theirs("svd autograd", competitors.svd_autograd),
             # Its answer is that of a randomly shifted matrix, by design.
-            ours("GSPN (Algorithm 1)", "jitter", competitor=True),
+            theirs("GSPN (Algorithm 1)", competitors.gspn_autograd, approximate=True),
             *(_newton_schulz(inputs, iterations) for iterations in (5, 20)),
             inputs.contender(
                 "powerpool newton_schulz 5",
@@ -122,18 +122,24 @@ def leave_out(inputs: Inputs, contenders: list[Contender]) -> tuple[list[Contend
     return kept, skipped
 
 
-def _ours(inputs: Inputs, answers: str, eta: int, name: str, solver: str, competitor: bool = False) -> Contender:
+def _ours(inputs: Inputs, answers: str, eta: int, name: str, solver: str) -> Contender:
     curve = pp.MaxExp(eta)
 
     def pool(features: Tensor) -> Tensor:
         return pp.second_order_pool(features, curve, solver=solver)
 
-    origin = "competitor" if competitor else "powerpool"
-    return inputs.contender(name, origin, answers, pool, approximate=competitor)  # type: ignore[arg-type]
+    return inputs.contender(name, "powerpool", answers, pool)
 
 
-def _theirs(inputs: Inputs, answers: str, eta: int, name: str, function: Callable[[Tensor, int], Tensor]) -> Contender:
-    return inputs.contender(name, "competitor", answers, lambda features: function(features, eta))
+def _theirs(
+    inputs: Inputs,
+    answers: str,
+    eta: int,
+    name: str,
+    function: Callable[[Tensor, int], Tensor],
+    approximate: bool = False,
+) -> Contender:
+    return inputs.contender(name, "competitor", answers, lambda features: function(features, eta), approximate)
 
 
 def _newton_schulz(inputs: Inputs, iterations: int) -> Contender:

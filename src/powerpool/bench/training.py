@@ -86,12 +86,13 @@ def resnet_case(sizes: ResnetSizes) -> BenchCase:
             return ImageClassifier(backbone(), readout())
 
         def step(watch: Stopwatch) -> Answer:
-            network().zero_grad(set_to_none=True)
             images, labels = batch()
             with watch.forward:
                 loss = nn.functional.cross_entropy(network()(images), labels)
             with watch.backward:
                 loss.backward()
+            # At the end, so that a step releases only what it made itself: its memory is counted.
+            network().zero_grad(set_to_none=True)
             return Answer(loss.detach())
 
         return Contender(name, "floor" if name == AVERAGE else "powerpool", name, step)
@@ -164,11 +165,11 @@ def gin_case() -> BenchCase:
             losses = []
             for batch in batches():
                 with watch.forward:
-                    optimizer.zero_grad()
                     loss = nn.functional.cross_entropy(network(batch), batch.y)
                 with watch.backward:
                     loss.backward()
                     optimizer.step()
+                    optimizer.zero_grad()
                 losses.append(loss.detach())
             return Answer(torch.stack(losses))
 

@@ -38,7 +38,7 @@ def geometric_sum(matrix: Tensor, terms: int) -> Tensor:  # shape: (*, N, N) -> 
 def geometric_pool(features: Tensor, shift: Shift, terms: int) -> Tensor:  # shape: (*, C, N) -> (*, C, C)
     r"""I - (I - P)^n, :math:`P = \Phi\Phi^T/t`, t = |Phi|^2 + shift, for n >= 2: all of it in one node.
 
-    As :math:`\Phi\,(T_n(\Phi^T\Phi/t)/t)\,\Phi^T`; differentiable twice.
+    As :math:`X\,T_n(X^T X)\,X^T` with :math:`X = \Phi/\sqrt t`; differentiable twice.
     """
     flat = features.reshape(-1, *features.shape[-2:])
     if isinstance(shift, Tensor):
@@ -118,13 +118,14 @@ class _GeometricSum(Recipe):
 
 
 class _GeometricPool(torch.autograd.Function):
-    r"""With :math:`K = \Phi^T\Phi/t` the value is :math:`\Phi\,(T/t)\,\Phi^T`. Its gradient, with
-    :math:`Y = (G + G^T)\Phi`, :math:`Z = \Phi^T Y/t`, D the derivative of T at K in the direction Z, and
+    r"""With :math:`X = \Phi/\sqrt t` and :math:`K = X^T X` the value is :math:`X T X^T`. Its gradient, with
+    :math:`Y = (G + G^T) X`, D the derivative of T at K in the direction :math:`Z = X^T Y`, and
     :math:`c = \langle Z, T\rangle + \langle K, D\rangle` for what the trace takes back:
 
-    .. math:: Y\,(T/t) + \Phi\,((D - c I)/t)
+    .. math:: (Y T + X (D - c I)) / \sqrt t
 
-    Only N x N matrices are divided: beside products there is no pass over C x N numbers.
+    X itself is never made: it would be kept, and is as large as the features. Every product is divided by the root of t
+    on its way, never by t at once, so that features of 1e-19 and of 1e18 stay within the range of float32.
     """
 
     generate_vmap_rule = True
@@ -133,10 +134,11 @@ class _GeometricPool(torch.autograd.Function):
     def forward(features: Tensor, shift: Shift, steps: tuple[int, ...]) -> tuple[Tensor, ...]:
         gram = torch.bmm(features.mT, features)
         total = total_of(trace_of(gram)[:, None, None], shift)
+        root = total.sqrt()
         gram = gram / total
         core, kept = _forward(gram, steps)
-        core = core / total
-        return torch.bmm(torch.bmm(features, core), features.mT), total, gram, core, *kept
+        left = torch.bmm(features, core / root).div_(root)
+        return torch.bmm(left, features.mT), total, gram, core, *kept
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Shift, tuple[int, ...]], output: tuple[Tensor, ...]) -> None:
@@ -155,16 +157,16 @@ class _GeometricPool(torch.autograd.Function):
                 total = connected(total, energy_of(features))
                 gram = torch.bmm(features.mT, features) / total
                 core, kept = _forward(gram, ctx.steps)
-                core = core / total
-            weighted = twice_symmetric_times(grad, features)
-            direction = torch.bmm(features.mT, weighted) / total
+            root = total.sqrt()
+            weighted = twice_symmetric_times(grad, features).div_(root)
+            direction = torch.bmm(features.mT, weighted) / root
             slope = _derivative(gram, direction, ctx.steps, list(kept))
-            taken = inner(direction, core) + inner(gram, slope) / total  # c / t
-            slope = slope / total
+            taken = (inner(direction, core) + inner(gram, slope)) / root
+            slope = slope / root
             slope.diagonal(dim1=-2, dim2=-1).sub_(taken.squeeze(-1))
-            through_core = torch.bmm(weighted, core)
+            result = torch.bmm(weighted, core)
             del weighted
-            return through_core.add_(torch.bmm(features, slope)), None, None
+            return result.add_(torch.bmm(features, slope)).div_(root), None, None
 
 
 def _forward(gram: Tensor, steps: tuple[int, ...]) -> tuple[Tensor, list[Tensor]]:
