@@ -56,9 +56,12 @@ def atomic(path: str | Path) -> Iterator[Path]:
     A process that is killed leaves the old file as it was; a reader sees the old one or the new one, never a part.
     """
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     # The suffix stays, for writers that choose the format by it. mkstemp makes files that only their owner can read.
-    handle, name = tempfile.mkstemp(prefix=f".{path.stem}-", suffix=path.suffix, dir=path.parent)
+    try:
+        handle, name = tempfile.mkstemp(prefix=f".{path.stem}-", suffix=path.suffix, dir=path.parent)
+    except OSError as error:
+        raise RecordError(f"Cannot write {path}: {error.strerror}. Choose a folder that you may write to.") from error
     os.close(handle)
     temporary = Path(name)
     try:
@@ -69,6 +72,14 @@ def atomic(path: str | Path) -> Iterator[Path]:
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def make_folder(path: str | Path) -> None:
+    """Make a folder and those above it, unless they are there."""
+    try:
+        Path(path).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RecordError(f"Cannot make the folder {path}: {error.strerror}. Choose another one.") from error
 
 
 def write_json(path: str | Path, data: Any) -> None:

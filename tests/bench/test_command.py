@@ -141,7 +141,9 @@ def test_the_full_pools_have_every_target_and_every_sweep():
 def test_an_interrupted_run_keeps_what_it_has_and_goes_on(tmp_path):
     arguments = [POWERPOOL, "bench", "curves", *SMALL, "--out", tmp_path]
     path = tmp_path / "curves.json"
-    process = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        arguments, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     deadline = time.monotonic() + 60
     while not path.exists() and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -159,6 +161,15 @@ def test_an_interrupted_run_keeps_what_it_has_and_goes_on(tmp_path):
     assert whole.complete
     assert len(whole.cases) == 7
     assert whole.cases[: len(kept.cases)] == kept.cases
+
+
+def test_a_folder_that_cannot_be_made_is_refused_before_anything_is_measured(tmp_path, monkeypatch):
+    monkeypatch.setattr(launch, "is_set", lambda threads: True)
+    monkeypatch.setattr(command, "run_suite", lambda *_: pytest.fail("it was measured"))
+    (tmp_path / "file").write_text("")
+    for out in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(ValueError, match="Cannot make the folder"):
+            command.run(BenchOptions(out=out))
 
 
 def test_another_run_is_not_resumed(tmp_path, monkeypatch):

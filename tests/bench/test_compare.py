@@ -1,5 +1,7 @@
 """The gate of ``powerpool bench compare``: one regression is enough, none is none."""
 
+import dataclasses
+
 import pytest
 
 from powerpool.bench.compare import CompareOptions, compare, run
@@ -74,8 +76,45 @@ def test_missing_and_new_are_shown():
     assert found["first", "powerpool new"] == "new"
 
 
+def test_one_missing_contender_of_powerpool_fails_the_gate(tmp_path, capsys):
+    old, new = samples.pair(auto=3.0), samples.pair(auto=3.0)
+    del new.cases[0].results[1]
+    assert exit_code(tmp_path, old, new) == 1
+    assert "1 of powerpool missing" in capsys.readouterr().out
+
+
+def test_one_missing_case_fails_the_gate(tmp_path):
+    old, new = samples.pair(auto=3.0), samples.pair(auto=3.0)
+    del new.cases[1]
+    assert exit_code(tmp_path, old, new) == 1
+
+
+def test_a_missing_competitor_does_not_fail_the_gate(tmp_path):
+    old, new = samples.pair(auto=3.0), samples.pair(auto=3.0)
+    del new.cases[0].results[2]
+    assert exit_code(tmp_path, old, new) == 0
+
+
+def test_one_case_whose_answers_disagree_fails_the_gate(tmp_path, capsys):
+    old, new = samples.pair(auto=3.0), samples.pair(auto=3.0)
+    new.cases[1] = dataclasses.replace(new.cases[1], results=[], error="powerpool auto is off by 1")
+    assert exit_code(tmp_path, old, new) == 1
+    assert "1 of powerpool wrong" in capsys.readouterr().out
+
+
+def test_another_machine_is_named(tmp_path, capsys):
+    old, new = samples.pair(auto=3.0), samples.pair(auto=3.0)
+    new.environment["processor"] = "another"
+    assert exit_code(tmp_path, old, new) == 0
+    assert "Not the same processor: a machine, now another" in capsys.readouterr().out
+
+
 def test_records_that_cannot_be_compared_are_refused():
     old = samples.pair(auto=3.0)
+    unfinished = samples.pair(auto=3.0)
+    unfinished.complete = False
+    with pytest.raises(ValueError, match="unfinished"):
+        compare(old, unfinished)
     with pytest.raises(ValueError, match="different suites, 'pools' and 'curves'"):
         compare(old, samples.record(suite="curves"))
     with pytest.raises(ValueError, match="no case in common"):

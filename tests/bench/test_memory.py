@@ -4,8 +4,10 @@ import pytest
 import torch
 
 from powerpool.bench import competitors
+from powerpool.bench.case import Answer, BenchCase, Contender
 from powerpool.bench.counts import count
 from powerpool.bench.memory import peak_bytes
+from powerpool.bench.runner import Effort, run_case
 
 MEGABYTE = 2**20
 
@@ -102,3 +104,18 @@ def test_competitors_do_the_work_that_is_said(function, argument, products, deco
     if products is not None:
         assert counts.products == products + 3  # those of forming M
     assert counts.decompositions == decompositions
+
+
+def test_what_is_made_once_for_all_steps_does_not_count():
+    kept = {}
+
+    def step(watch):
+        if "network" not in kept:
+            kept["network"] = torch.ones(2**20)
+        with watch.forward:
+            value = torch.ones(2**10)
+        return Answer(value)
+
+    case = BenchCase("training", "lazy", {"channels": 1}, [Contender("powerpool", "powerpool", "powerpool", step)])
+    measured = run_case(case, Effort(repetitions=3, budget=1.0, warm_up=0))
+    assert measured.results[0].peak_bytes == 4 * 2**10

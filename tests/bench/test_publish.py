@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from powerpool.records import RecordError
 from tests.bench import samples
 
 RESULTS = Path(__file__).parents[2] / "results" / "bench"
+IS_CHECKOUT = (RESULTS.parents[1] / ".git").exists()
 
 
 def test_a_finished_record_is_copied_and_its_tables_are_written(tmp_path: Path) -> None:
@@ -61,7 +63,7 @@ def test_a_competitor_with_the_same_answer_and_less_time_is_a_loss(rival: float,
     case = samples.case(
         "row",
         {"channels": 64},
-        samples.measured("form M", 1.0, "floor"),
+        dataclasses.replace(samples.measured("form M", 1.0, "floor"), answers="another question"),
         samples.measured("powerpool auto", 3.0),
         samples.measured("rival", rival, "competitor"),
     )
@@ -73,7 +75,7 @@ def test_a_competitor_with_the_same_answer_and_less_time_is_a_loss(rival: float,
     assert ("| row | powerpool auto | rival | 1.50 |" in published) is lost
 
 
-@pytest.mark.skipif(not (RESULTS / "README.md").exists(), reason="no results are stored: this is not a checkout")
+@pytest.mark.skipif(not IS_CHECKOUT, reason="results are stored in a checkout only")
 def test_the_stored_tables_are_those_of_the_stored_records() -> None:
     stored = [record.load(path) for suite in publish.SUITES if (path := RESULTS / f"{suite}.json").exists()]
     assert [kept.suite for kept in stored] == list(publish.SUITES)
@@ -81,14 +83,17 @@ def test_the_stored_tables_are_those_of_the_stored_records() -> None:
     assert (RESULTS / "README.md").read_text(encoding="utf-8") == publish.markdown(stored)
 
 
-@pytest.mark.skipif(not (RESULTS / "pools.json").exists(), reason="no results are stored: this is not a checkout")
+@pytest.mark.skipif(not IS_CHECKOUT, reason="results are stored in a checkout only")
 def test_the_table_of_the_readme_is_that_of_the_stored_record() -> None:
     table = publish.summary(record.load(RESULTS / "pools.json"))
     assert table.count("\n") == 1 + len(TARGETS)
     assert table in (RESULTS.parents[1] / "README.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.skipif(not IS_CHECKOUT, reason="results are stored in a checkout only")
 def test_stored_records_name_no_folder_of_a_machine() -> None:
-    for path in RESULTS.glob("*.json"):
+    paths = list(RESULTS.glob("*.json"))
+    assert len(paths) == len(publish.SUITES)
+    for path in paths:
         assert "/root" not in path.read_text(encoding="utf-8")
         assert "/home" not in path.read_text(encoding="utf-8")

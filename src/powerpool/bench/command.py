@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import typing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,13 +20,13 @@ from powerpool.bench.record import BenchRecord, load
 from powerpool.bench.runner import Effort, run_case
 from powerpool.bench.targets import limits, outcomes
 from powerpool.checks import ArgumentError
-from powerpool.records import RecordError, environment
+from powerpool.records import RecordError, environment, make_folder
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-SUITES = ("solvers", "pools", "curves", "training")
-SuiteName = Literal["all", "solvers", "pools", "curves", "training"]
+SuiteName = Literal["all", "pools", "solvers", "curves", "training"]
+SUITES = typing.get_args(SuiteName)[1:]
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,7 @@ def run(options: BenchOptions) -> int:
     """Run the suites; 1 where the answers of a case disagreed."""
     if not launch.is_set(options.threads):
         return launch.relaunch(["bench", *as_arguments(options)], options.threads)
+    make_folder(options.out)  # before anything is measured that could not be written
     console = report.make_console()
     failed = 0
     for suite in SUITES if options.suite == "all" else (options.suite,):

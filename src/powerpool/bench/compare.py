@@ -15,7 +15,7 @@ from powerpool.records import RecordError
 if TYPE_CHECKING:
     from rich.table import Table
 
-Verdict = Literal["slower", "faster", "same", "missing", "new"]
+Verdict = Literal["wrong", "slower", "missing", "faster", "new", "same"]
 Unit = Literal["x floor", "ms", ""]
 
 
@@ -54,8 +54,8 @@ class Change:
 
     @property
     def is_regression(self) -> bool:
-        """Whether it counts against the library: the floor and the competitors do not."""
-        return self.verdict == "slower" and self.origin == "powerpool"
+        """Whether it counts against the library: the floor and the competitors do not. A whole case has no origin."""
+        return self.verdict in ("wrong", "slower", "missing") and self.origin in ("powerpool", "")
 
 
 def run(options: CompareOptions) -> int:
@@ -64,9 +64,18 @@ def run(options: CompareOptions) -> int:
     changes = compare(old, new, options.threshold, options.absolute)
     console = make_console()
     console.print(make_table(changes, options.threshold))
-    slower = [change for change in changes if change.is_regression]
-    console.print(f"{len(slower)} of powerpool got slower." if slower else "Nothing of powerpool got slower.")
-    return 1 if slower else 0
+    for fact in ("processor", "torch"):
+        if old.environment.get(fact) != new.environment.get(fact):
+            console.print(f"Not the same {fact}: {old.environment.get(fact)}, now {new.environment.get(fact)}.")
+    worse = [change for change in changes if change.is_regression]
+    counts = {verdict: sum(change.verdict == verdict for change in worse) for verdict in ("slower", "missing", "wrong")}
+    meaning = {"slower": "got slower", "missing": "missing", "wrong": "wrong: the answers of the case disagreed"}
+    for verdict, count in counts.items():
+        if count:
+            console.print(f"{count} of powerpool {meaning[verdict]}.")
+    if not worse:
+        console.print("Nothing of powerpool got slower.")
+    return 1 if worse else 0
 
 
 def compare(old: BenchRecord, new: BenchRecord, threshold: float = 1.25, absolute: bool = False) -> list[Change]:
@@ -83,6 +92,8 @@ def compare(old: BenchRecord, new: BenchRecord, threshold: float = 1.25, absolut
     changed = [name for name in ("device", "threads") if old.options.get(name) != new.options.get(name)]
     if changed:
         raise RecordError(f"The two records differ in {' and '.join(changed)}: their times say nothing of each other.")
+    if not new.complete:
+        raise RecordError("The new record is unfinished: finish it with `powerpool bench --resume` before comparing.")
     before = {case.name: case for case in old.cases if not case.error}
     after = {case.name: case for case in new.cases if not case.error}
     if not before.keys() & after.keys():
@@ -90,8 +101,11 @@ def compare(old: BenchRecord, new: BenchRecord, threshold: float = 1.25, absolut
             f"The two records of {old.suite!r} have no case in common (was one of them made with --quick?): run the "
             "same suite with the same options."
         )
-    changes = []
+    changes = [Change(case.name, "(all)", "", "", None, None, "wrong") for case in new.cases if case.error]
+    wrong = {change.case for change in changes}
     for name, case in before.items():
+        if name in wrong:
+            continue
         if name in after:
             changes += _compare_cases(case, after[name], threshold, absolute)
         else:
@@ -151,10 +165,10 @@ def make_table(changes: list[Change], threshold: float) -> Table:
         table.add_column(heading)
     for heading in ("old", "new", "ratio"):
         table.add_column(heading, justify="right")
-    order = ("slower", "missing", "faster", "new")
+    order = ("wrong", "slower", "missing", "faster", "new")
     for change in sorted((c for c in changes if c.verdict != "same"), key=lambda c: order.index(c.verdict)):
         ratio = "" if change.old is None or change.new is None else f"{change.new / change.old:.2f}"
-        style = {"slower": "red" if change.is_regression else "yellow", "faster": "green"}.get(change.verdict)
+        style = "red" if change.is_regression else {"slower": "yellow", "faster": "green"}.get(change.verdict)
         cells = [_number(value, change.unit) for value in (change.old, change.new)]
         table.add_row(change.verdict, change.case, change.contender, *cells, ratio, style=style)
     return table

@@ -41,7 +41,7 @@ def svd_autograd(features: Tensor, eta: int) -> Tensor:  # shape: (B, C, N) -> (
 
 
 def gspn_autograd(features: Tensor, eta: int, gap: float = 1e-6) -> Tensor:  # shape: (B, C, N) -> (B, C, C)
-    """The paper's Algorithm 1: noise on the diagonal until all eigenvalues differ, then autograd through the vectors."""
+    """The paper's Algorithm 1: noise on the diagonal until all eigenvalues differ, then autograd through it."""
     divided = divided_moment(features)
     size = divided.shape[-1]
     for attempt in range(1, 11):

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from powerpool.bench import plots
+from powerpool.bench.command import SUITES
 from powerpool.bench.record import BenchRecord, CaseRecord, Measured, load
 from powerpool.bench.report import machine_line, make_console
 from powerpool.bench.targets import GRAM, LOEWNER, NEWTON_SCHULZ, OURS, TARGETS
 from powerpool.checks import ArgumentError
-from powerpool.records import RecordError, write_text
+from powerpool.records import RecordError, make_folder, write_text
 
-SUITES = ("pools", "solvers", "curves", "training")
 LOSS = 1.05
 """From this ratio on a competitor counts as faster; less is within the noise of a shared machine."""
 
@@ -46,7 +46,7 @@ def run(options: PublishOptions) -> None:
         if not record.complete or record.options["quick"]:
             kind = "quick" if record.complete else "unfinished"
             raise RecordError(f"The record of {record.suite} is {kind}: run `powerpool bench {record.suite}` in full.")
-    options.out.mkdir(parents=True, exist_ok=True)
+    make_folder(options.out)
     for record in records:
         record.save(options.out / f"{record.suite}.json")
         if record.suite == "pools":
@@ -80,6 +80,9 @@ def markdown(records: Sequence[BenchRecord]) -> str:
         ]
         for section in sections[record.suite]:
             lines += ["", *section(record)]
+        wrong = [f"- {case.name}: {case.error[:200]}" for case in record.cases if case.error]
+        if wrong:
+            lines += ["", "### Not timed: answers disagreed", "", *wrong]
     return "\n".join(lines) + "\n"
 
 
@@ -100,20 +103,18 @@ def summary(record: BenchRecord) -> str:
 
 
 def losses(cases: Iterable[CaseRecord]) -> list[tuple[str, Measured, Measured]]:
-    """Case, our contender, and the competitor that gives the same answer in less time, gradient included."""
-    found = []
-    for case in cases:
-        for ours in case.results:
-            if ours.origin != "powerpool" or ours.name not in (OURS, "powerpool element-wise", "powerpool"):
-                continue
-            found += [
-                (case.name, ours, rival)
-                for rival in case.results
-                if rival.origin == "competitor"
-                and rival.answers == ours.answers
-                and rival.total.median * LOSS < ours.total.median
-            ]
-    return found
+    """Case, our contender, and another, not ours, that gives the same answer in less time, gradient included."""
+    return [
+        (case.name, ours, rival)
+        for case in cases
+        for ours in case.results
+        for rival in case.results
+        if ours.origin == "powerpool"
+        and rival.origin != "powerpool"
+        and rival.answers == ours.answers
+        and "gradient" not in rival.note
+        and rival.total.median * LOSS < ours.total.median
+    ]
 
 
 def _targets(record: BenchRecord) -> list[str]:
@@ -138,7 +139,8 @@ def _pools(record: BenchRecord) -> list[str]:
             rivals = "" if rival is None else f"{rival.peak_bytes / floor.peak_bytes:.2f}"
             rows.append((case.name, _time(floor), *times, memory, rivals))
     headings = ("case", "form M", *names, "memory of gram, x forming M", "of Newton-Schulz 5")
-    return _table("### Pools, ms", headings, rows)
+    legend = ["", "A time with * belongs to an answer or a gradient that is off; the record says by how much."]
+    return _table("### Pools, ms", headings, rows) + legend
 
 
 def _losses(record: BenchRecord) -> list[str]:
@@ -173,7 +175,7 @@ def _selection(record: BenchRecord) -> list[str]:
     solvers = list(dict.fromkeys(name for row in record.selection for name in row["seconds"]))
     rows = []
     for row in record.selection:
-        times = [f"{1e3 * row['seconds'][name]:.3g}" if name in row["seconds"] else "" for name in solvers]
+        times = [_milliseconds(row["seconds"][name]) if name in row["seconds"] else "" for name in solvers]
         where = "matrix" if row["locations"] is None else str(row["locations"])
         work = ", ".join(
             f"{name} {row['product_flops'][name] / 1e6:.3g}"
@@ -206,7 +208,12 @@ def _training(record: BenchRecord) -> list[str]:
 
 
 def _time(result: Measured | None) -> str:
-    return "" if result is None else f"{1e3 * result.total.median:.3g}" + (" *" if result.note else "")
+    return "" if result is None else _milliseconds(result.total.median) + (" *" if result.note else "")
+
+
+def _milliseconds(seconds: float) -> str:
+    value = 1e3 * seconds
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def _times(rival: Measured | None, ours: Measured) -> str:

@@ -42,6 +42,7 @@ def run_case(
     counts: dict[str, Counts] = {}
     for name, step in steps.items():
         once = partial(step, Stopwatch())
+        once()  # inputs and networks are made when they are first used: they are not part of the step
         peaks[name] = peak_bytes(once, device)
         counts[name] = count(once)
     synchronize = partial(torch.cuda.synchronize, device) if torch.device(device).type == "cuda" else None
