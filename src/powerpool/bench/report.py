@@ -67,7 +67,7 @@ def target_table(record: BenchRecord) -> Table:
             target["case"],
             target["what"],
             f"{sign} {target['wanted']:g}",
-            f"{target['measured']:.3g}",
+            significant(target["measured"]),
             "met" if target["met"] else "[red]missed[/red]",
         )
     return table
@@ -84,7 +84,7 @@ def fit_table(record: BenchRecord) -> Table:
         table.add_column(heading, justify="right")
     for fit in record.fits:
         fixed = " ".join(f"{SHORT.get(name, name)}{size}" for name, size in fit["fixed"].items())
-        cells = (_number(fit[name]) for name in ("exponent", "exponent_upper_half", "r2_logarithm"))
+        cells = (number(fit[name]) for name in ("exponent", "exponent_upper_half", "r2_logarithm"))
         table.add_row(fit["contender"], fit["against"], fixed, *cells)
     return table
 
@@ -128,5 +128,11 @@ def _with_quartiles(spread: Spread) -> str:
     return f"{_milliseconds(spread.median)} ({_milliseconds(spread.lower)}-{_milliseconds(spread.upper)})"
 
 
-def _number(value: float | None) -> str:
+def number(value: float | None) -> str:
+    """Two decimals, or nothing."""
     return "" if value is None else f"{value:.2f}"
+
+
+def significant(value: float) -> str:
+    """Three digits, and all of them before the point where there are more: 2203, not 2.2e+03."""
+    return f"{value:.0f}" if value >= 999.5 else f"{value:.3g}"
