@@ -102,6 +102,12 @@ def test_one_case_whose_answers_disagree_fails_the_gate(tmp_path, capsys):
     assert "1 of powerpool wrong" in capsys.readouterr().out
 
 
+def test_a_record_in_which_every_case_disagrees_fails_the_gate(tmp_path):
+    old, new = samples.pair(auto=3.0), samples.pair(auto=3.0)
+    new.cases[:] = [dataclasses.replace(case, results=[], error="off by 1") for case in new.cases]
+    assert exit_code(tmp_path, old, new) == 1
+
+
 def test_another_machine_is_named(tmp_path, capsys):
     old, new = samples.pair(auto=3.0), samples.pair(auto=3.0)
     new.environment["processor"] = "another"

@@ -75,6 +75,20 @@ def test_a_competitor_with_the_same_answer_and_less_time_is_a_loss(rival: float,
     assert ("| row | powerpool auto | rival | 1.50 |" in published) is lost
 
 
+def test_the_floor_counts_as_a_loss_and_a_rival_without_a_gradient_does_not() -> None:
+    floor, ours = samples.measured("form M", 1.0, "floor"), samples.measured("powerpool autocorrelation", 3.0)
+    broken = dataclasses.replace(samples.measured("svd", 2.0, "competitor"), note="gradient: not finite")
+    found = publish.losses([samples.case("row", {"channels": 64}, floor, ours, broken)])
+    assert [(mine.name, rival.name) for _, mine, rival in found] == [("powerpool autocorrelation", "form M")]
+
+
+def test_cases_whose_answers_disagreed_are_listed() -> None:
+    wrong = dataclasses.replace(samples.case("row", {"channels": 64}), error="powerpool auto is off by 1")
+    text = publish.markdown([samples.record(wrong)])
+    assert "Not timed: answers disagreed" in text
+    assert "- row: powerpool auto is off by 1" in text
+
+
 @pytest.mark.skipif(not IS_CHECKOUT, reason="results are stored in a checkout only")
 def test_the_stored_tables_are_those_of_the_stored_records() -> None:
     stored = [record.load(path) for suite in publish.SUITES if (path := RESULTS / f"{suite}.json").exists()]

@@ -154,6 +154,15 @@ def test_plots_have_every_contender_and_the_numbers_beside_them(tmp_path):
     assert [float(row["median"]) * 2**20 for row in rows] == pytest.approx([64, 128, 256])
 
 
+def test_the_same_record_gives_the_same_pictures(tmp_path):
+    cases = [
+        samples.case(f"C{size}", {"batch": 2, "channels": size}, samples.measured("powerpool auto", size))
+        for size in (64, 128, 256)
+    ]
+    first, second = (plots.draw(samples.record(*cases), tmp_path / name, ("svg",)) for name in ("first", "second"))
+    assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
+
+
 def test_plots_of_a_record_without_a_sweep_are_none(tmp_path):
     assert plots.draw(samples.pair(auto=3.0), tmp_path) == []
 

@@ -103,7 +103,9 @@ def run_suite(suite: str, options: BenchOptions, console: Console) -> BenchRecor
     queue = suite_cases(suite, options.quick, options.device)
     done = {case.name for case in record.cases}
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=report.make_console(stderr=True), transient=True) as progress:
+    # On a terminal one console for both: the bar makes room for the tables.
+    bar_console = console if console.is_terminal else report.make_console(stderr=True)
+    with Progress(*columns, console=bar_console, transient=True) as progress:
         task = progress.add_task(suite, total=len(queue))
 
         def say(name: str, text: str) -> None:

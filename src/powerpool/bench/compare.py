@@ -96,7 +96,7 @@ def compare(old: BenchRecord, new: BenchRecord, threshold: float = 1.25, absolut
         raise RecordError("The new record is unfinished: finish it with `powerpool bench --resume` before comparing.")
     before = {case.name: case for case in old.cases if not case.error}
     after = {case.name: case for case in new.cases if not case.error}
-    if not before.keys() & after.keys():
+    if not before.keys() & {case.name for case in new.cases}:
         raise RecordError(
             f"The two records of {old.suite!r} have no case in common (was one of them made with --quick?): run the "
             "same suite with the same options."

@@ -70,7 +70,7 @@ def pictures(record: BenchRecord) -> list[tuple[str, Sweep, str]]:
 
 def _plot(record: BenchRecord, sweep: Sweep, stem: Path, quantity: str, formats: Sequence[str]) -> list[Path]:
     # Figure and not pyplot: no window system, and nothing global that another user of matplotlib would notice.
-    from matplotlib import colormaps
+    from matplotlib import colormaps, rc_context
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -107,8 +107,9 @@ def _plot(record: BenchRecord, sweep: Sweep, stem: Path, quantity: str, formats:
             if path.suffix == ".csv":
                 _write_rows(temporary, rows)
             else:
-                # Without a date the same record gives the same file.
-                figure.savefig(temporary, dpi=150, metadata={"Date": None} if path.suffix == ".svg" else None)
+                # Without a date and with fixed ids the same record gives the same file.
+                with rc_context({"svg.hashsalt": stem.name}):
+                    figure.savefig(temporary, dpi=150, metadata={"Date": None} if path.suffix == ".svg" else None)
     return written
 
 

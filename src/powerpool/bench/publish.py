@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from powerpool.bench import plots
 from powerpool.bench.command import SUITES
 from powerpool.bench.record import BenchRecord, CaseRecord, Measured, load
-from powerpool.bench.report import machine_line, make_console
+from powerpool.bench.report import machine_line, make_console, number
 from powerpool.bench.targets import GRAM, LOEWNER, NEWTON_SCHULZ, OURS, TARGETS
 from powerpool.checks import ArgumentError
 from powerpool.records import RecordError, make_folder, write_text
@@ -158,7 +157,7 @@ def _growth(record: BenchRecord) -> list[str]:
     for fit in record.fits:
         if fit["contender"] in (OURS, GRAM, "powerpool squaring", LOEWNER, NEWTON_SCHULZ, "form M"):
             fixed = ", ".join(f"{name} {size}" for name, size in fit["fixed"].items())
-            cells = [_number(fit[name]) for name in ("exponent", "exponent_upper_half", "r2_logarithm")]
+            cells = [number(fit[name]) for name in ("exponent", "exponent_upper_half", "r2_logarithm")]
             rows.append((fit["contender"], fit["against"], fixed, *cells))
     headings = ("contender", "against", "at", "exponent", "of the larger half", "R2 of a + b log2")
     return _table("### Growth: time ~ size^exponent", headings, rows)
@@ -178,7 +177,7 @@ def _selection(record: BenchRecord) -> list[str]:
         times = [_milliseconds(row["seconds"][name]) if name in row["seconds"] else "" for name in solvers]
         where = "matrix" if row["locations"] is None else str(row["locations"])
         work = ", ".join(
-            f"{name} {row['product_flops'][name] / 1e6:.3g}"
+            f"{name} {_rounded(row['product_flops'][name] / 1e6)}"
             + (f" + {row['decompositions'][name]} eigh" if row["decompositions"][name] else "")
             for name in row["product_flops"]
         )
@@ -194,7 +193,7 @@ def _curves(record: BenchRecord) -> list[str]:
         for result in case.results
         if result.origin != "floor"
     ]
-    headings = ("case", "contender", "total", "x forming M", "note")
+    headings = ("case", "contender", "total", "x forming M", "note (*)")
     return [*_table("### Curves, ms", headings, rows), "", *_losses(record)]
 
 
@@ -212,7 +211,10 @@ def _time(result: Measured | None) -> str:
 
 
 def _milliseconds(seconds: float) -> str:
-    value = 1e3 * seconds
+    return _rounded(1e3 * seconds)
+
+
+def _rounded(value: float) -> str:
     return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 
@@ -222,10 +224,6 @@ def _times(rival: Measured | None, ours: Measured) -> str:
 
 def _ratio(result: Measured, floor: Measured) -> str:
     return f"{result.total.median / floor.total.median:.2f}"
-
-
-def _number(value: Any) -> str:
-    return "" if value is None else f"{value:.2f}"
 
 
 def _table(title: str, headings: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:

@@ -6,16 +6,13 @@ import dataclasses
 import typing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from powerpool.bench.case import Skipped
 from powerpool.bench.timing import Spread
 from powerpool.records import RecordError, read_json, write_json
 
 SCHEMA = "powerpool-bench/1"
-Suite = Literal["pools", "solvers", "curves", "training"]
-SUITES: tuple[Suite, ...] = typing.get_args(Suite)
-"""In the order in which they run and are published."""
 
 
 @dataclass(frozen=True)

@@ -67,7 +67,7 @@ def target_table(record: BenchRecord) -> Table:
             target["case"],
             target["what"],
             f"{sign} {target['wanted']:g}",
-            significant(target["measured"]),
+            f"{target['measured']:.3g}",
             "met" if target["met"] else "[red]missed[/red]",
         )
     return table
@@ -131,8 +131,3 @@ def _with_quartiles(spread: Spread) -> str:
 def number(value: float | None) -> str:
     """Two decimals, or nothing."""
     return "" if value is None else f"{value:.2f}"
-
-
-def significant(value: float) -> str:
-    """Three digits, and all of them before the point where there are more: 2203, not 2.2e+03."""
-    return f"{value:.0f}" if value >= 999.5 else f"{value:.3g}"
