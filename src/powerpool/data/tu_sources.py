@@ -13,7 +13,7 @@ from typing import NamedTuple
 from powerpool.checks import UnknownNameError
 from powerpool.data.errors import DataError, MissingDataError
 from powerpool.data.tu_format import TuFiles, read_tables
-from powerpool.records import atomic
+from powerpool.records import RecordError, atomic
 
 GRAPHS = {
     "MUTAG": 188,
@@ -98,9 +98,9 @@ def fetch(name: str, root: str | Path | None) -> Path:
                 raise DataError(f"{temporary} has {graphs} graphs, expected {GRAPHS[name]}.")
     except DataError as error:
         raise DataError(f"What {url} sent is not {name}, and was not kept: {error} {by_hand}") from error
-    except OSError as error:
+    except (OSError, RecordError) as error:
         raise DataError(
-            f"Cannot write {target}: {error.strerror or error}. Set XDG_CACHE_HOME to a folder that can be written to."
+            f"Cannot write {target}: {error}. Set XDG_CACHE_HOME to a folder that can be written to."
         ) from error
     return target
 
