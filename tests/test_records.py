@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from scipy import stats
 
 from powerpool import records
+from powerpool.records import RecordError, RunRecord
 
 # A disk so slow that a process is always killed in the middle of a file.
 SCRIPT = """
@@ -136,3 +138,116 @@ def test_commit_is_that_of_the_checkout_and_none_outside(monkeypatch, tmp_path):
     found = records.environment()
     assert found["commit"] is None
     assert found["dirty"] is None
+
+
+def make_record(values=(80.0, 84.0, 88.0), **changes):
+    folds = tuple({"fold": number, "value": value, "epoch": 10} for number, value in enumerate(values))
+    fields = {
+        "pipeline": "graph",
+        "data": "MUTAG",
+        "method": "SOP",
+        "protocol": "validation-only",
+        "metric": "accuracy in %",
+        "folds": folds,
+        "config": {"grid": {"eta": (1.0, 20.0)}, "folds": 3},
+        "seed": 0,
+        "seconds": 12.5,
+        "environment": {"torch": "2", "command": "powerpool train graph"},
+    }
+    return RunRecord(**(fields | changes))
+
+
+def test_a_run_is_read_as_it_was_written(tmp_path):
+    path = tmp_path / "MUTAG" / "SOP.json"
+    record = make_record()
+    record.write(path)
+    assert RunRecord.read(path) == record
+    assert record.config["grid"]["eta"] == [1.0, 20.0]  # as JSON has it
+    assert (record.values, record.count, record.mean, record.std) == ((80.0, 84.0, 88.0), 3, 84.0, 4.0)
+    interval = stats.ttest_1samp(record.values, 0).confidence_interval()
+    assert record.interval == pytest.approx((interval.low, interval.high))
+    written = json.loads(path.read_text())
+    assert (written["schema"], written["count"], written["mean"], written["std"]) == (1, 3, 84.0, 4.0)
+    assert written["interval"] == list(record.interval)
+
+
+def test_a_run_of_one_fold_has_no_spread(tmp_path):
+    record = make_record([80.0])
+    record.write(tmp_path / "one.json")
+    written = json.loads((tmp_path / "one.json").read_text())
+    assert (written["mean"], written["std"], written["interval"]) == (80.0, None, None)
+    assert RunRecord.read(tmp_path / "one.json") == record
+
+
+def test_runs_are_paired_by_the_number_of_the_fold():
+    first = make_record(folds=({"fold": 2, "value": 3.0}, {"fold": 0, "value": 1.0}, {"fold": 1, "value": 2.0}))
+    second = make_record(folds=({"fold": 0, "value": 10.0}, {"fold": 2, "value": 30.0}, {"fold": 7, "value": 70.0}))
+    assert first.paired(second) == ([1.0, 3.0], [10.0, 30.0])
+    assert second.paired(first) == ([10.0, 30.0], [1.0, 3.0])
+
+
+def test_a_mean_that_another_machine_rounds_differently_is_read(tmp_path):
+    path = tmp_path / "SOP.json"
+    make_record([0.1, 0.2, 0.4]).write(path)
+    data = json.loads(path.read_text())
+    data["mean"] *= 1 + 4e-16
+    path.write_text(json.dumps(data))
+    assert RunRecord.read(path).mean == pytest.approx(0.7 / 3)
+
+
+@pytest.mark.parametrize(
+    "edit, message",
+    [
+        ({"mean": 85.0}, r"its mean is 85\.0, that of its folds is 84\.0"),
+        ({"std": 3.9}, "its std is 3.9"),
+        ({"std": None}, "its std is None"),
+        ({"interval": [74.0, 94.0]}, "its interval is"),
+        ({"interval": [74.0]}, "its interval is"),
+        ({"count": 4}, "its count is 4"),
+        ({"count": True}, "its count is True"),
+        ({"folds": [{"fold": 0, "value": 80.0}, {"fold": 1, "value": 84.0}]}, "its count is 3, that of its folds is 2"),
+        ({"folds": []}, "folds must be a list of folds"),
+        ({"folds": [1]}, r"folds\[0\] must be an object"),
+        ({"folds": [{"fold": 0, "value": "80"}]}, r"folds\[0\]\.value must be a finite number .got '80'"),
+        ({"folds": [{"fold": 0.0, "value": 80.0}]}, r"folds\[0\]\.fold must be the number of the fold"),
+        ({"folds": [{"value": 80.0}]}, r"folds\[0\]\.fold must be the number of the fold .got None"),
+        ({"folds": [{"fold": 1, "value": 80.0}, {"fold": 1, "value": 90.0}]}, "folds of different numbers"),
+        ({"method": ""}, "method must be a text"),
+        ({"data": 3}, "data must be a text"),
+        ({"seed": "0"}, "seed must be a whole number"),
+        ({"seconds": -1.0}, "seconds must be a number >= 0"),
+        ({"config": []}, "config must be an object"),
+        ({"environment": None}, "environment must be an object"),
+        ({"note": "mine"}, "has an unknown field 'note'"),
+        ({"schema": 2}, "schema 2, needed is schema 1"),
+    ],
+)
+def test_a_damaged_or_edited_run_is_refused_with_the_name_of_the_file_and_the_field(tmp_path, edit, message):
+    path = tmp_path / "edited.json"
+    make_record().write(path)
+    path.write_text(json.dumps(json.loads(path.read_text()) | edit))
+    with pytest.raises(RecordError, match=rf"edited\.json .*{message}"):
+        RunRecord.read(path)
+
+
+@pytest.mark.parametrize("name", ["schema", "folds", "std", "environment"])
+def test_a_run_without_a_field_is_refused(tmp_path, name):
+    path = tmp_path / "cut.json"
+    make_record().write(path)
+    data = json.loads(path.read_text())
+    del data[name]
+    path.write_text(json.dumps(data))
+    with pytest.raises(RecordError, match=rf"cut\.json .*{'schema None' if name == 'schema' else name}"):
+        RunRecord.read(path)
+
+
+def test_what_is_no_object_is_no_run(tmp_path):
+    (tmp_path / "list.json").write_text("[1]")
+    with pytest.raises(RecordError, match=r"list\.json is not a record of a run: it has a list"):
+        RunRecord.read(tmp_path / "list.json")
+
+
+@pytest.mark.parametrize("value", [float("nan"), Path("x")], ids=["nan", "path"])
+def test_a_setting_that_json_cannot_hold_is_refused_when_the_run_is_made(value):
+    with pytest.raises(RecordError, match="config must hold what JSON can"):
+        make_record(config={"rate": value})

@@ -1,7 +1,8 @@
 """The command line: one table of commands, each imported when it is called.
 
 A command is a function of one typed dataclass, its options; it returns its exit code, or None for 0. The fields of the
-dataclass become ``--options``, the docstring becomes their help, and ``--config FILE`` reads the same fields from YAML.
+dataclass become ``--options``, the docstring becomes their help, and ``--config RECIPE`` reads the same fields from
+YAML. Exit codes: 0 for success, 1 for a failure, 2 for what the user can put right by typing something else.
 """
 
 from __future__ import annotations
@@ -16,6 +17,10 @@ from typing import Any
 
 from powerpool import __version__
 from powerpool.checks import PowerPoolError
+from powerpool.configs import did_you_mean, to_yaml
+from powerpool.options import asks_for_help, asks_for_recipe, help_text, parse
+
+PIPELINES = "train,graph,sweep,figures"
 
 
 @dataclass(frozen=True)
@@ -51,12 +56,42 @@ COMMANDS: dict[str, Command] = {
         help="what got slower between two records of bench; exit code 1 if anything of powerpool did",
         extras="train,figures",
     ),
+    "train graph": Command(
+        target="powerpool.pipelines.graph.commands:train",
+        help="train a graph classifier on one fold of a data set, and keep the model",
+        extras=PIPELINES,
+    ),
+    "evaluate graph": Command(
+        target="powerpool.pipelines.graph.commands:evaluate",
+        help="the accuracy of a trained graph classifier on the graphs that it has not seen",
+        extras=PIPELINES,
+    ),
+    "predict graph": Command(
+        target="powerpool.pipelines.graph.commands:predict",
+        help="the class that a trained graph classifier gives to every graph of a data set",
+        extras=PIPELINES,
+    ),
+    "reproduce graph": Command(
+        target="powerpool.experiments.graph:run",
+        help="all folds of data sets and methods, several at a time; goes on where it was stopped",
+        extras=PIPELINES,
+    ),
+    "report": Command(
+        target="powerpool.experiments.report:run",
+        help="the tables and plots of finished runs, beside the figures of the paper",
+        extras=PIPELINES,
+    ),
 }
+
+PIPELINE_COMMANDS = {name.split()[0] for name in COMMANDS} - COMMANDS.keys()
+"""First words that are no command without a second one, the pipeline."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``powerpool COMMAND [options]`` and return its exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    if arguments and arguments[0] in PIPELINE_COMMANDS and " ".join(arguments[:2]) not in COMMANDS:
+        return _ask_for_pipeline(arguments[0], "".join(arguments[1:2]))
     # One or two words choose the command; everything after them, --help included, belongs to that command.
     first = " ".join(arguments[:2]) if " ".join(arguments[:2]) in COMMANDS else "".join(arguments[:1])
     name = _top_level_parser().parse_args([first] if arguments else []).command
@@ -66,7 +101,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         rest = [f"--{command.first_word}={rest[0]}", *rest[1:]]
     try:
         function = _load(command.target)
-        options = _parse_options(_options_type(function), name, rest)
+        options_type = _options_type(function)
+        if asks_for_help(rest):
+            sys.stdout.write(help_text(options_type, name))
+            return 0
+        options: Any = parse(options_type, rest)
+        if asks_for_recipe(rest):
+            sys.stdout.write(to_yaml(options))
+            return 0
         return function(options) or 0
     except PowerPoolError as error:  # a value of the right type that is refused, or a file that is
         sys.stderr.write(f"powerpool {name}: error: {error}\n")
@@ -99,6 +141,21 @@ def _top_level_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _ask_for_pipeline(first: str, second: str) -> int:
+    """Say which pipelines follow a first word, and return the exit code."""
+    pipelines = [name.split()[1] for name in COMMANDS if name.startswith(f"{first} ")]
+    if asks_for_help([second]):
+        listed = "\n".join(f"  powerpool {first} {name}  {COMMANDS[f'{first} {name}'].help}" for name in pipelines)
+        sys.stdout.write(f"usage: powerpool {first} PIPELINE [options]\n\n{listed}\n")
+        return 0
+    if second.startswith("-") or not second:
+        problem = "which pipeline?"
+    else:
+        problem = f"there is no pipeline {second!r}.{did_you_mean(second, pipelines)}"
+    sys.stderr.write(f"powerpool {first}: error: {problem} Choose one of: {', '.join(pipelines)}.\n")
+    return 2
+
+
 def _load(target: str) -> Callable[[Any], int | None]:
     module, _, function = target.partition(":")
     loaded: Callable[[Any], int | None] = getattr(importlib.import_module(module), function)
@@ -108,23 +165,3 @@ def _load(target: str) -> Callable[[Any], int | None]:
 def _options_type(function: Callable[[Any], int | None]) -> type:
     options_type: type = typing.get_type_hints(function)["options"]
     return options_type
-
-
-def _parse_options(options_type: type, name: str, arguments: list[str]) -> Any:
-    import jsonargparse
-
-    class Parser(jsonargparse.ArgumentParser):
-        def add_argument(self, *args: Any, **kwargs: Any) -> Any:
-            action = super().add_argument(*args, **kwargs)
-            if kwargs.get("type") is bool:  # `--quick` alone means `--quick true`
-                action.nargs, action.const = "?", True
-            return action
-
-    return jsonargparse.auto_cli(
-        options_type,
-        args=arguments,
-        return_instance=True,
-        parser_class=Parser,
-        prog=f"powerpool {name}",
-        allow_abbrev=False,
-    )

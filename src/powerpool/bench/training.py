@@ -18,6 +18,8 @@ import powerpool as pp
 from powerpool.bench.case import Answer, BenchCase, Contender, Skipped
 from powerpool.bench.timing import Stopwatch
 from powerpool.data import load_graphs
+from powerpool.pipelines.graph.config import ModelConfig
+from powerpool.pipelines.graph.model import GraphClassifier
 
 ETA = 50
 SEED = 0
@@ -180,43 +182,15 @@ def gin_case() -> BenchCase:
 
 
 def make_gin(channels: int, second_order: bool, classes: int = 2) -> nn.Module:
-    """GIN0 as in PyG's benchmarks, with one of two readouts. The layers before it have the same weights in both."""
-    from torch_geometric.nn import GINConv, global_mean_pool
+    """The network of the graph pipeline with one of two readouts, and one linear layer after both.
 
-    from powerpool.integrations.pyg import SecondOrderAggregation
-
+    The layers before it have the same weights in both.
+    """
     torch.manual_seed(SEED)
-    widths = [channels, *[HIDDEN] * LAYERS]
-    convolutions = nn.ModuleList(
-        GINConv(
-            nn.Sequential(
-                nn.Linear(width, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, HIDDEN), nn.ReLU(), nn.BatchNorm1d(HIDDEN)
-            ),
-            train_eps=False,
-        )
-        for width in widths[:-1]
-    )
-    if not second_order:
-        return GraphClassifier(convolutions, global_mean_pool, nn.Linear(HIDDEN, classes))
-    pool = SecondOrderAggregation(HIDDEN, pp.MaxExp(ETA))
-    return GraphClassifier(convolutions, pool, nn.Linear(pool.out_features, classes))
-
-
-class GraphClassifier(nn.Module):
-    """Convolutions, one vector per graph, a linear layer."""
-
-    def __init__(self, convolutions: nn.ModuleList, pool: Callable[..., Tensor], head: nn.Linear) -> None:
-        super().__init__()
-        self.convolutions, self.pool, self.head = convolutions, pool, head
-
-    def forward(self, batch: Any) -> Tensor:  # shape: a PyG batch of G graphs -> (G, classes)
-        """The logits."""
-        x: Tensor = batch.x
-        for convolution in self.convolutions:
-            x = convolution(x, batch.edge_index)
-        # Positional, because PyG's functions and aggregations call the number of graphs by different names.
-        logits: Tensor = self.head(self.pool(x, batch.batch))
-        return logits
+    method = "SOP+SpecMaxExpF" if second_order else "GIN0"
+    network = GraphClassifier(ModelConfig(method, HIDDEN, LAYERS, eta=ETA), channels, classes)
+    network.head = nn.Linear(network.features, classes)
+    return network
 
 
 def mutag_batches(size: int) -> list[Any]:

@@ -1,0 +1,1 @@
+"""A table of the paper: a grid of recipes, runs that resume, and a table beside the paper's figures."""

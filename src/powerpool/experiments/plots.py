@@ -1,0 +1,130 @@
+"""Pictures of records: the mean of every method with its interval, and how training went."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from powerpool.experiments.tables import Group
+from powerpool.records import RunRecord, atomic
+from powerpool.statistics import summarize
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+OURS, PAPER = "#0072B2", "#D55E00"
+# Colours of Okabe and Ito, which readers of every kind of colour vision tell apart; without their yellow, which is
+# faint on white. Further lines take another dash.
+COLOURS = (OURS, PAPER, "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
+DASHES = ("-", "--", ":", "-.")
+
+CURVES = {
+    "train_loss": "training loss",
+    "validation_loss": "validation loss",
+    "validation_accuracy": "validation accuracy",
+}
+"""Curves that are drawn first, and what they are called; others follow under their own names."""
+
+
+def draw_values(group: Group, path: Path) -> None:
+    """Mean and 95 % interval of every method, the first on top, and the paper's mean where it has one."""
+
+    def draw(figure: Figure) -> None:
+        axes = figure.add_subplot()
+        places = range(len(group.rows))
+        means = [row.record.mean for row in group.rows]
+        # One fold has no interval: a bar of length nan is not drawn.
+        halves = [
+            math.nan if row.record.interval is None else row.record.interval[1] - row.record.mean for row in group.rows
+        ]
+        axes.errorbar(means, places, xerr=halves, fmt="o", color=OURS, capsize=3, label="ours, with 95 % interval")
+        known = [(row.paper.mean, place + 0.25) for place, row in enumerate(group.rows) if row.paper is not None]
+        if known:
+            axes.plot(*zip(*known, strict=True), "D", color=PAPER, fillstyle="none", label="paper")
+        axes.set_yticks(places, [_plain(row.record.method) for row in group.rows])
+        axes.set_ylim(len(group.rows) - 0.4, -0.6)
+        axes.set_xlabel(_plain(group.metric))
+        axes.set_title(_plain(f"{group.data}, {group.protocol}"))
+        axes.grid(axis="x", alpha=0.3)
+        figure.legend(loc="outside lower center", ncols=2, fontsize="small")
+
+    _save(draw, path, (8, 1.6 + 0.35 * len(group.rows)))
+
+
+def draw_curves(group: Group, path: Path) -> bool:
+    """The curves of every method against epochs, mean and standard deviation over folds; False where there are none."""
+    records = [row.record for row in group.rows]
+    names = {name for record in records for fold in record.folds for name in _curves(fold)}
+    if not names:
+        return False
+    ordered = [*(name for name in CURVES if name in names), *sorted(names - CURVES.keys())]
+
+    def draw(figure: Figure) -> None:
+        panels = figure.subplots(1, len(ordered), squeeze=False)[0]
+        for axes, name in zip(panels, ordered, strict=True):
+            for number, record in enumerate(records):
+                _draw_curve(axes, record, name, number)
+            axes.set(xlabel="epoch", title=_plain(CURVES.get(name, name)))
+            axes.grid(alpha=0.3)
+        # All methods have the same colour in every panel; one that is in no first panel is still in the legend.
+        handles = {line.get_label(): line for axes in panels for line in axes.get_lines()}
+        figure.legend(handles.values(), handles.keys(), loc="outside right upper", fontsize="small")
+        figure.suptitle(_plain(f"{group.data}, {group.protocol}"))
+
+    _save(draw, path, (2.5 + 3.6 * len(ordered), 4.2))
+    return True
+
+
+def mean_curve(record: RunRecord, name: str) -> list[tuple[int, float, float]]:
+    """Epoch, mean and standard deviation over the folds that reached the epoch; epochs that no fold knows are left out.
+
+    One fold alone has no deviation: it is 0 here, a band without width.
+    """
+    curves = [_curves(fold).get(name, ()) for fold in record.folds]
+    points = []
+    for epoch in range(max(map(len, curves))):
+        values = [value for curve in curves for value in curve[epoch : epoch + 1] if value is not None]
+        if values:
+            summary = summarize(values)
+            points.append((epoch + 1, summary.mean, summary.std or 0.0))
+    return points
+
+
+def _draw_curve(axes: Axes, record: RunRecord, name: str, number: int) -> None:
+    points = mean_curve(record, name)
+    if not points:
+        return
+    epochs, means, deviations = zip(*points, strict=True)
+    colour, dash = COLOURS[number % len(COLOURS)], DASHES[number // len(COLOURS) % len(DASHES)]
+    axes.plot(epochs, means, dash, color=colour, linewidth=1.3, label=_plain(record.method))
+    low = [mean - deviation for mean, deviation in zip(means, deviations, strict=True)]
+    high = [mean + deviation for mean, deviation in zip(means, deviations, strict=True)]
+    axes.fill_between(epochs, low, high, color=colour, alpha=0.12, linewidth=0)
+
+
+def _curves(fold: dict[str, Any]) -> dict[str, Sequence[float | None]]:
+    """The curves that have a point: retraining has none of validation."""
+    curves = fold.get("curves")
+    return {name: curve for name, curve in curves.items() if curve} if isinstance(curves, dict) else {}
+
+
+def _save(draw: Callable[[Figure], None], path: Path, size: tuple[float, float]) -> None:
+    # Figure and not pyplot: no window system, and nothing global that another user of matplotlib would notice.
+    from matplotlib import rc_context
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+    from matplotlib.figure import Figure
+
+    # Without a date and with fixed ids the same records give the same file. Text stays text, which is a tenth in size.
+    with rc_context({"svg.hashsalt": path.name, "svg.fonttype": "none"}), atomic(path) as temporary:
+        figure = Figure(figsize=size, layout="constrained")
+        FigureCanvasSVG(figure)
+        draw(figure)
+        figure.savefig(temporary, format="svg", metadata={"Date": None})
+
+
+def _plain(text: str) -> str:
+    """``text`` without formulas: matplotlib reads what stands between two dollars as one."""
+    return text.replace("$", r"\$")

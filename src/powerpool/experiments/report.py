@@ -1,0 +1,245 @@
+"""``powerpool report``: records of runs as tables, plots and words, in Markdown and in one HTML file."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from powerpool.checks import ArgumentError
+from powerpool.experiments import plots, tables
+from powerpool.experiments.document import Block, Code, Heading, Items, Picture, Table, Text, markdown, page
+from powerpool.experiments.tables import Group
+from powerpool.records import RecordError, RunRecord, make_folder, read_json, write_text
+
+BASELINE = "GIN0"
+TITLE = "Measured beside the paper"
+
+
+@dataclass(frozen=True)
+class ReportOptions:
+    """Write the tables and plots of finished runs, beside the figures of the paper.
+
+    Args:
+        records: folder with the records, DATA/METHOD.json and DATA/METHOD.PROTOCOL.json
+        out: folder that gets README.md, report.html and the plots; the folder of the records unless given
+    """
+
+    records: Path = Path("runs/reproduce/graph")
+    out: Path | None = None
+
+    def __post_init__(self) -> None:
+        if not self.records.is_dir():
+            raise ArgumentError(
+                f"records must be a folder with records of runs (got {self.records}). Run `powerpool reproduce graph` "
+                "first, or name another folder with --records."
+            )
+
+
+def run(options: ReportOptions) -> None:
+    """Write the report and say where it is."""
+    from rich.console import Console
+
+    from powerpool.pipelines.graph.methods import METHODS
+
+    records = read_records(options.records)
+    written = write_report(records, options.out or options.records, baseline=BASELINE, order=tuple(METHODS))
+    names = ", ".join(path.name for path in written[:2])
+    text = f"{options.out or options.records}: {names} and {len(written) - 2} plots from {len(records)} records"
+    Console().print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def record_path(record: RunRecord) -> Path:
+    """Where a record lies below the folder of all records: DATA/METHOD.json, or DATA/METHOD.PROTOCOL.json."""
+    suffix = "" if record.protocol == "validation-only" else f".{record.protocol}"
+    names = (record.data, f"{record.method}{suffix}.json")
+    for name in names:
+        # A separator or a step up leads out of the folder, and what is hidden is not read.
+        if name != Path(name).name or name.startswith("."):
+            raise RecordError(f"A record is filed by its names, which must do as names of files (got {name!r}).")
+    return Path(*names)
+
+
+def read_records(folder: str | Path) -> list[RunRecord]:
+    """Every record below the folder, in the order of the paths.
+
+    Hidden files, other kinds of files and JSON without a schema - results of single folds - are passed over. What has
+    a schema is a record, and is refused if it is damaged.
+    """
+    folder = Path(folder)
+    paths = (
+        path
+        for path in sorted(folder.rglob("*.json"))
+        if not any(part.startswith(".") for part in path.relative_to(folder).parts)
+    )
+    records = [RunRecord.read(path) for path in paths if _has_schema(path)]
+    if not records:
+        raise RecordError(
+            f"{folder} holds no record of a run: make some with `powerpool reproduce graph`, or name another folder."
+        )
+    return records
+
+
+def write_report(
+    records: Sequence[RunRecord], folder: str | Path, *, baseline: str, order: Sequence[str]
+) -> list[Path]:
+    """Write README.md, report.html and the plots into the folder, and return their paths in that order.
+
+    The same records give the same files, in whatever order they come.
+
+    Args:
+        records: at most one for each data set, protocol and method.
+        folder: is made where it is missing.
+        baseline: the method that all others are tested against.
+        order: of the methods in tables and plots; others follow by name.
+    """
+    if not records:
+        raise RecordError("A report needs records (got none): make some with `powerpool reproduce graph`.")
+    folder = Path(folder)
+    groups = tables.group(records, baseline, order)
+    make_folder(folder)
+    pictures = _draw(groups, folder)
+    ordered = [row.record for group in groups for row in group.rows]
+    blocks = [
+        Heading(TITLE, 1),
+        *_overview(groups),
+        *(block for group, found in zip(groups, pictures, strict=True) for block in _section(group, found)),
+        *_settings(ordered),
+        *_origin(ordered),
+    ]
+    paths = [folder / "README.md", folder / "report.html"]
+    write_text(paths[0], markdown(blocks))
+    write_text(paths[1], page(TITLE, blocks))
+    return [*paths, *(picture.path for found in pictures for picture in found)]
+
+
+def _draw(groups: Sequence[Group], folder: Path) -> list[list[Picture]]:
+    """The pictures of every group."""
+    pictures: list[list[Picture]] = []
+    taken: Counter[str] = Counter()
+    for group in groups:
+        stem = re.sub(r"[^\w.-]+", "-", f"{group.data}-{group.protocol}", flags=re.ASCII)
+        taken[stem] += 1
+        stem = stem if taken[stem] == 1 else f"{stem}-{taken[stem]}"
+        where = f"{group.data}, {group.protocol}"
+        values = Picture(f"{group.metric} of every method: {where}", folder / f"values-{stem}.svg")
+        curves = Picture(f"Training curves: {where}", folder / f"curves-{stem}.svg")
+        plots.draw_values(group, values.path)
+        pictures.append([values, curves] if plots.draw_curves(group, curves.path) else [values])
+    return pictures
+
+
+def _overview(groups: Sequence[Group]) -> Iterator[Block]:
+    rows = [row for group in groups for row in group.rows]
+    known = [row for row in rows if row.to_paper is not None]
+    outside = [row for group in groups for row in group.outside_paper]
+    under = sum(row.to_paper is not None and row.to_paper < 0 for row in outside)
+    compared, below = sum(len(group.compared) for group in groups), sum(len(group.below_baseline) for group in groups)
+    yield Text(
+        "Written by powerpool report from records of runs; do not edit. A value is what one fold gave on its test "
+        "part; ± is the standard deviation over folds, and the interval is that of the mean, by Student's t. The "
+        "figures of the paper are those it prints."
+    )
+    yield Text(
+        f"Of {len(rows)} rows, {len(known)} have a figure in the paper: {len(known) - len(outside)} are within one of "
+        f"its standard deviations, {under} further below and {len(outside) - under} further above. "
+        f"{below} of {compared} rows beside the baseline {groups[0].baseline} are below it."
+    )
+    yield Text(
+        "p is that of a paired, two-sided t-test over the same folds; it is too small, because training sets of folds "
+        "overlap. The corrected p takes that into account (Nadeau and Bengio, 2003). Neither is corrected for the "
+        "number of rows: of twenty without any difference, one is expected below 0.05."
+    )
+
+
+def _section(group: Group, pictures: Sequence[Picture]) -> list[Block]:
+    return [
+        Heading(f"{group.data}, {group.protocol}", 2),
+        Text(tables.introduction(group)),
+        tables.table(group),
+        Items(tables.losses(group)),
+        *pictures,
+    ]
+
+
+def _settings(records: Sequence[RunRecord]) -> Iterator[Block]:
+    """What all runs have in common, and where they differ, beyond the names of data and methods."""
+    flat = [dict(_flat(record.config)) for record in records]
+    names = list(dict.fromkeys(name for settings in flat for name in settings))
+    common: list[str] = []
+    different: list[tuple[str, str, str]] = []
+    for name in names:
+        values = [settings.get(name, tables.MISSING) for settings in flat]
+        if len(set(values)) == 1:
+            common.append(f"{name}: {values[0]}")
+        elif any(value not in (record.method, record.data) for value, record in zip(values, records, strict=True)):
+            different += [
+                (name, value, _where([other == value for other in values], records)) for value in dict.fromkeys(values)
+            ]
+    yield Heading("Configuration", 2)
+    yield Text("Settings of every run:")
+    yield Code("\n".join(common) or "none in common")
+    if different:
+        yield Text("Settings in which runs differ:")
+        yield Table(("setting", "value", "runs"), different)
+
+
+def _where(chosen: Sequence[bool], records: Sequence[RunRecord]) -> str:
+    """Data sets of which all runs are chosen, and single runs of the others."""
+    members: dict[str, list[tuple[bool, RunRecord]]] = defaultdict(list)
+    for is_chosen, record in zip(chosen, records, strict=True):
+        members[record.data].append((is_chosen, record))
+    parts = []
+    for data, runs in members.items():
+        if all(is_chosen for is_chosen, _ in runs):
+            parts.append(data)
+        else:
+            parts += [f"{data} {record.method} ({record.protocol})" for is_chosen, record in runs if is_chosen]
+    return ", ".join(parts)
+
+
+def _origin(records: Sequence[RunRecord]) -> Iterator[Block]:
+    """Machines, versions and commands, each once."""
+    machines: dict[str, list[str]] = defaultdict(list)
+    for record in records:
+        machines[_machine(record.environment)].append(str(record.environment.get("time", ""))[:10])
+    yield Heading("Where the numbers come from", 2)
+    yield Items(
+        [
+            f"{machine}: {len(dates)} records, {min(dates)}" + (f" to {max(dates)}" if len(set(dates)) > 1 else "")
+            for machine, dates in machines.items()
+        ]
+    )
+    commands = dict.fromkeys(
+        str(record.environment["command"]) for record in records if "command" in record.environment
+    )
+    if commands:
+        yield Text("Commands:")
+        yield Code("\n".join(commands))
+
+
+def _machine(environment: dict[str, Any]) -> str:
+    facts = environment.get
+    versions = [f"{name} {facts(name)}" for name in ("python", "torch", "powerpool") if facts(name)]
+    commit = facts("commit")
+    code = "no commit" if commit is None else f"commit {str(commit)[:10]}{' with changes' if facts('dirty') else ''}"
+    machine = str(facts("cuda") or facts("processor") or "unknown machine")
+    threads = [f"threads {facts('threads')}"] if facts("threads") else []
+    return ", ".join([machine, *threads, *versions, code])
+
+
+def _flat(settings: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Nested settings by dotted names."""
+    for name, value in settings.items():
+        if isinstance(value, dict) and value:
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", str(value)
+
+
+def _has_schema(path: Path) -> bool:
+    data = read_json(path)
+    return isinstance(data, dict) and "schema" in data

@@ -1,0 +1,494 @@
+"""Units of work in worker processes, each with one thread; what is done is on the disk, and is never done again.
+
+The worker writes the result of a unit as soon as there is one, whole or not at all. Whatever is killed - a worker, the
+command, the machine - costs the units that were running, and the same command goes on with what is left.
+
+A unit always runs in a worker, with one thread, a fixed hash seed and fixed seeds of the global generators: its result
+depends neither on the number of workers, nor on the units that the same worker ran before.
+
+Every worker is an executor of its own, as :mod:`concurrent.futures` defines them. A pool of several workers breaks as a
+whole when one of them dies, and does not tell which of its tasks was to blame; here a death concerns one unit, and the
+others do not notice. The loop needs ``submit`` and ``BrokenExecutor`` only, so that the executors of a cluster can
+take the place of the local ones. POSIX systems only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+import os
+import pickle
+import random
+import re
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+import warnings
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, wait
+from dataclasses import dataclass, field
+from functools import partial
+from multiprocessing import resource_tracker
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from powerpool.checks import ArgumentError, PowerPoolError
+from powerpool.records import RecordError, make_folder, read_json, write_json
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress, TaskID
+
+LOCK = ".lock"
+
+# Set before the interpreter of a worker starts: torch.set_num_threads is too late for what was imported before it, and
+# batched LU fails after it in torch 2.13.
+WORKER_VARIABLES = {
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "VECLIB_MAXIMUM_THREADS": "1",
+    "NUMEXPR_NUM_THREADS": "1",
+    "OMP_WAIT_POLICY": "PASSIVE",  # a waiting thread that spins takes the core from one that works
+    "PYTHONHASHSEED": "0",  # else the order of a set of strings is another one in every worker
+}
+
+
+class UnitError(PowerPoolError, RuntimeError):
+    """A unit raised an error on purpose, or its process died too often; the message names the unit."""
+
+
+class UnexpectedUnitError(RuntimeError):
+    """A unit raised an error that nobody expected: a bug. The message ends with the traceback from its process."""
+
+
+class LockedError(PowerPoolError, RuntimeError):
+    """Another process is at work in the same folder."""
+
+
+@dataclass(frozen=True)
+class Unit:
+    """One piece of work, and the file that its result goes to."""
+
+    path: Path
+    """Where the result is written. No two units share one: a unit is done when its file is there."""
+    title: str
+    """What progress and errors call it."""
+    work: Callable[[], dict[str, Any]]
+    """Can be pickled - a module-level function, or a :func:`functools.partial` of one - and returns what JSON can hold.
+
+    It is pickled before the first unit starts, so it carries the names of things to load, not the things.
+    """
+
+
+def run_units(
+    units: Sequence[Unit],
+    jobs: int | None = None,
+    *,
+    folder: str | Path | None = None,
+    console: Console | None = None,
+    description: str = "folds",
+    attempts: int = 3,
+) -> list[dict[str, Any]]:
+    """Run the units whose file is not there yet, and return the results of all of them, in their order.
+
+    Results are always read from the files: a run that was resumed returns what an uninterrupted one returns.
+
+    - A file that is no JSON object is moved aside (``NAME.broken``), and its unit runs again.
+    - A worker that dies is replaced, and its unit goes to the end of the queue: if memory was short, others may have
+      ended by then. After ``attempts`` deaths of one unit it has failed.
+    - When a unit fails no other starts; those that run come to their end and are kept, then the error is raised.
+    - An interrupt stops the workers at once. Workers also end when this process ends, however it ends.
+
+    Args:
+        units: what to run.
+        jobs: how many workers run at a time; ``None`` for as many as there are usable cores.
+        folder: is locked meanwhile, so that a second process with the same folder is refused.
+        console: where progress is shown; stderr unless given. A few plain lines where it is no terminal.
+        description: what the units are, in the plural.
+        attempts: how many deaths of its process make a unit fail.
+    """
+    jobs = usable_cores() if jobs is None else jobs
+    if jobs < 1:
+        raise ArgumentError(f"jobs must be >= 1 (got {jobs}), or None for the number of usable cores.")
+    if attempts < 1:
+        raise ArgumentError(f"attempts must be >= 1 (got {attempts}).")
+    for path, count in Counter(unit.path for unit in units).items():
+        if count > 1:
+            raise ArgumentError(f"{count} units write to {path}. Give each unit a file of its own.")
+    with contextlib.nullcontext() if folder is None else locked(folder):
+        progress = _Display(console, description, len(units), jobs)
+        waiting = deque(_Task(unit, _pickled(unit)) for unit in units if not _is_done(unit, progress.say))
+        for parent in {task.unit.path.parent for task in waiting}:
+            make_folder(parent)  # before anything is computed that could not be written
+        progress.resumed(len(units) - len(waiting))
+        if waiting:
+            with progress, _quiet_replacement():
+                try:
+                    failures = _run(waiting, jobs, attempts, progress)
+                except KeyboardInterrupt:
+                    progress.say(f"interrupted: {_kept(units, description)}")
+                    raise
+            if failures:
+                raise _error(failures, _kept(units, description))
+    return [read_json(unit.path) for unit in units]
+
+
+def usable_cores() -> int:
+    """How many cores this process may use: affinity and the limits of a container count, not what the machine has."""
+    import joblib
+
+    cores: int = joblib.cpu_count()
+    return cores
+
+
+@contextlib.contextmanager
+def locked(folder: str | Path) -> Iterator[None]:
+    """Have the folder to oneself; a second process is refused.
+
+    The system releases the lock when the process ends, however it ends: what stays is a file without a meaning.
+    """
+    import fcntl  # not on every system
+
+    make_folder(folder)
+    path = Path(folder) / LOCK
+    try:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    except OSError as error:
+        raise RecordError(f"Cannot write {path}: {error.strerror}. Choose a folder that you may write to.") from error
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            owner = os.read(handle, 200).decode(errors="replace").strip() or "unknown"
+            raise LockedError(
+                f"Another process ({owner}) is at work in {folder}. Wait until it has ended, or choose another folder."
+            ) from error
+        os.ftruncate(handle, 0)
+        os.write(handle, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
+        yield
+    finally:
+        os.close(handle)
+
+
+@dataclass
+class _Task:
+    """A unit that has to run, and what became of it so far."""
+
+    unit: Unit
+    payload: bytes
+    deaths: int = 0
+    began: float = 0.0
+
+
+@dataclass(frozen=True)
+class _Failure:
+    """An error, as it is told to another process: as text, because not every error survives pickling."""
+
+    message: str
+    expected: bool
+    trace: str = ""
+    title: str = ""
+
+
+def _pickled(unit: Unit) -> bytes:
+    try:
+        return pickle.dumps(unit.work)
+    except Exception as error:  # PicklingError, AttributeError, TypeError: pickle is not of one mind
+        raise ArgumentError(
+            f"The work of {unit.title} cannot be sent to a process: {error}. "
+            "Use a module-level function, or functools.partial of one."
+        ) from error
+
+
+def _is_done(unit: Unit, say: Callable[[str], None]) -> bool:
+    """Whether the result is there; a file that is none is moved aside, not deleted: it may be someone's."""
+    if not unit.path.exists():
+        return False
+    try:
+        if isinstance(read_json(unit.path), dict):
+            return True
+        reason = f"{unit.path} is not the result of a unit: it holds no JSON object."
+    except RecordError as error:
+        if isinstance(error.__cause__, OSError):  # it may be whole, and cannot be read: that is not ours to mend
+            raise
+        reason = str(error)
+    aside = unit.path.with_name(f"{unit.path.name}.broken")
+    unit.path.replace(aside)
+    say(f"{reason} Moved to {aside.name}; {unit.title} runs again.")
+    return False
+
+
+def _run(waiting: deque[_Task], jobs: int, attempts: int, progress: _Display) -> list[_Failure]:
+    """Run all tasks; stop submitting after the first failure."""
+    failures: list[_Failure] = []
+    idle: list[Executor] = []
+    running: dict[Future[_Failure | None], tuple[_Task, Executor]] = {}
+    made: list[Executor] = []  # all that were not stopped yet, also if an interrupt comes between two lines
+    try:
+        while running or (waiting and not failures):
+            while waiting and not failures and len(running) < jobs:
+                task = waiting.popleft()
+                executor, future = _submit(task, idle.pop() if idle else None, made)
+                running[future] = task, executor
+            # Wakes up each second for the display, and for an interrupt that another thread has received.
+            ended, _ = wait(running, timeout=1.0, return_when=FIRST_COMPLETED)
+            for future in ended:
+                task, executor = running.pop(future)
+                try:
+                    failure = future.result()
+                except BrokenExecutor as error:
+                    _stop(executor)
+                    made.remove(executor)
+                    task.deaths += 1
+                    if _is_done(task.unit, progress.say):  # it died with the result already written
+                        failure = None
+                    elif task.deaths < attempts:
+                        progress.say(
+                            f"{task.unit.title}: its process died{_how(error)}; "
+                            f"attempt {task.deaths + 1} of {attempts} follows."
+                        )
+                        waiting.append(task)
+                        continue
+                    else:
+                        failure = _death(task, error)
+                else:
+                    idle.append(executor)
+                if failure is None:
+                    progress.finished(task)
+                else:
+                    failures.append(failure)
+            progress.update([task for task, _ in running.values()], len(waiting))
+    finally:
+        for executor in made:
+            _stop(executor)
+    return failures
+
+
+def _submit(task: _Task, executor: Executor | None, made: list[Executor]) -> tuple[Executor, Future[_Failure | None]]:
+    task.began = time.monotonic()
+    call = partial(_execute, task.unit.title, task.unit.path.absolute(), task.payload)
+    if executor is not None:
+        try:
+            with _interrupts_blocked():
+                return executor, executor.submit(call)
+        except BrokenExecutor:  # its worker died while it had nothing to do
+            _stop(executor)
+            made.remove(executor)
+    executor = _make_executor()
+    made.append(executor)
+    with _interrupts_blocked():
+        return executor, executor.submit(call)
+
+
+def _make_executor() -> Executor:
+    """An executor of one worker, which starts with the first task."""
+    from joblib.externals.loky import ProcessPoolExecutor
+
+    resource_tracker.ensure_running()  # it would unblock interrupts if it started together with the first worker
+    executor: Executor = ProcessPoolExecutor(1, env=WORKER_VARIABLES, initializer=_die_with, initargs=(os.getpid(),))
+    return executor
+
+
+def _stop(executor: Executor) -> None:
+    """End the worker at once, whatever it does."""
+    executor.shutdown(wait=True, kill_workers=True)  # type: ignore[call-arg]  # an option of loky
+
+
+@contextlib.contextmanager
+def _interrupts_blocked() -> Iterator[None]:
+    """Processes that are started meanwhile never see Ctrl-C, which a terminal sends to all: this one stops them."""
+    old = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    try:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, old)
+
+
+@contextlib.contextmanager
+def _quiet_replacement() -> Iterator[None]:
+    """loky replaces a worker that has kept 300 MB more than at first. That is welcome, and no reason for a warning."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="A worker stopped while some jobs", category=UserWarning)
+        yield
+
+
+# In the worker.
+
+
+def _die_with(parent: int) -> None:
+    """End this process when its parent ends, even by SIGKILL: an orphan would compute and write for nobody."""
+    if sys.platform == "linux":
+        import ctypes
+
+        # PR_SET_PDEATHSIG. A thread that looks out for the parent would have to wait for code that keeps the GIL.
+        ctypes.CDLL(None).prctl(1, int(signal.SIGKILL), 0, 0, 0)
+    else:
+        threading.Thread(target=_watch, args=(parent,), daemon=True).start()
+    if os.getppid() != parent:  # it ended before it could be watched
+        os._exit(1)
+
+
+def _watch(parent: int, interval: float = 0.5) -> None:
+    while os.getppid() == parent:
+        time.sleep(interval)
+    os._exit(1)
+
+
+def _execute(title: str, path: Path, payload: bytes) -> _Failure | None:
+    """Run one unit and write its result; nothing but an error goes back."""
+    try:
+        work = pickle.loads(payload)
+        _seed()  # after the imports that unpickling brings, which may draw, and happen in the first unit only
+        result = work()
+        if not isinstance(result, dict):
+            raise RecordError(f"A unit must return a dict, which {path} can hold (got {type(result).__name__}).")
+        write_json(path, result)
+    except BaseException as error:  # sys.exit, too, must not end the worker: that would look like a death
+        return _Failure(str(error), isinstance(error, PowerPoolError), traceback.format_exc(), title)
+    return None
+
+
+def _seed() -> None:
+    """A unit that forgets to seed must not depend on the units that this process ran before."""
+    random.seed(0)
+    torch.manual_seed(0)
+    with contextlib.suppress(ModuleNotFoundError):
+        import numpy as np
+
+        np.random.seed(0)  # noqa: NPY002  # the global generator is what a careless unit draws from
+
+
+# Errors.
+
+
+def _death(task: _Task, error: BrokenExecutor) -> _Failure:
+    times = "once" if task.deaths == 1 else f"{task.deaths} times"
+    return _Failure(
+        f"its process died {times}{_how(error)}. Most likely the system ended it because memory ran out: run fewer "
+        "jobs at a time, or close other programs. If it dies in ample memory, too, it crashes: look above for a trace.",
+        expected=True,
+        title=task.unit.title,
+    )
+
+
+def _how(error: BrokenExecutor) -> str:
+    """How a process ended, for instance " (SIGKILL)", from the text of loky; nothing where it does not say."""
+    found = re.search(r"\{(\w+)\((-?\d+)\)\}", str(error))
+    if found is None:
+        return ""
+    return f" ({found[1]})" if found[1].startswith("SIG") else f" (exit code {found[2]})"
+
+
+def _kept(units: Sequence[Unit], description: str) -> str:
+    done = sum(unit.path.exists() for unit in units)
+    return f"{done} of {len(units)} {description} are done and kept. The same command goes on with the rest."
+
+
+def _error(failures: list[_Failure], kept: str) -> Exception:
+    """The first failure, as an error; the others are named."""
+    first = failures[0]
+    others = ", ".join(failure.title for failure in failures[1:])
+    kept = f"{kept} Also failed: {others}." if others else kept
+    if first.expected:
+        return UnitError(f"{first.title}: {first.message}\n{kept}")
+    return UnexpectedUnitError(f"{first.title} failed. {kept}\n\nIn its process:\n{first.trace}")
+
+
+# Progress.
+
+
+@dataclass
+class _Display:
+    """A bar on a terminal; elsewhere a line at each quarter, so that a log stays short."""
+
+    console: Console | None
+    description: str
+    total: int
+    jobs: int
+    done: int = 0
+    start: float = field(default_factory=time.monotonic)
+    durations: list[float] = field(default_factory=list)
+    last: str = ""
+    _bar: Progress | None = None
+    _task: TaskID | None = None
+    _lines: int = 0
+
+    def say(self, text: str) -> None:
+        """One line that stays."""
+        if self.console is None:
+            from rich.console import Console
+
+            self.console = Console(stderr=True)
+        self.console.print(f"{self.description}: {text}", markup=False, highlight=False, soft_wrap=True)
+
+    def resumed(self, count: int) -> None:
+        """Units that need not run; they do not count for the estimate."""
+        self.done = count
+        if count:
+            self.say(f"resumed {count} of {self.total}")
+
+    def __enter__(self) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+        self.console = self.console or Console(stderr=True)
+        if self.console.is_terminal:
+            # Titles may contain brackets, which are no markup.
+            tail = TextColumn("{task.fields[tail]}", markup=False)
+            described = TextColumn("{task.description}", markup=False)
+            columns = (described, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), tail)
+            self._bar = Progress(*columns, console=self.console, transient=True, refresh_per_second=2)
+            self._task = self._bar.add_task(self.description, total=self.total, completed=self.done, tail="")
+            self._bar.start()
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def finished(self, task: _Task) -> None:
+        """A unit is done."""
+        self.done += 1
+        self.durations.append(time.monotonic() - task.began)
+        self.last = task.unit.title
+
+    def update(self, running: Sequence[_Task], waiting: int) -> None:
+        """Show how far it is."""
+        now = time.monotonic()
+        left = remaining_seconds(self.durations, [now - task.began for task in running], waiting, self.jobs)
+        parts = [] if left is None else [f"about {_clock(left)} left"]
+        parts += [f"last: {self.last}"] if self.last else []
+        if self._bar is not None and self._task is not None:
+            self._bar.update(self._task, completed=self.done, tail=", ".join(parts))
+            return
+        quarters = 4 * self.done // self.total
+        if self.durations and quarters > self._lines:
+            self.say(", ".join([f"{self.done} of {self.total} done", f"{_clock(now - self.start)} elapsed", *parts]))
+        self._lines = max(quarters, self._lines)
+
+
+def remaining_seconds(durations: Sequence[float], running: Sequence[float], waiting: int, jobs: int) -> float | None:
+    """An estimate from the units that ended: all others take as long as those did on average.
+
+    Args:
+        durations: seconds that each unit took that ended in this run.
+        running: for how many seconds each unit has been running.
+        waiting: how many have not started.
+        jobs: how many run at a time.
+    """
+    if not durations:
+        return None
+    mean = sum(durations) / len(durations)
+    work = mean * waiting + sum(max(mean - seconds, 0.0) for seconds in running)
+    return work / max(1, min(jobs, waiting + len(running)))
+
+
+def _clock(seconds: float) -> str:
+    return str(dt.timedelta(seconds=round(seconds)))

@@ -1,0 +1,195 @@
+"""The options of a command: what was typed after its name, as the dataclass that the command takes.
+
+Every field of the dataclass is an option, ``--model.hidden 32`` for a field of a nested one. Values are checked as
+those of a recipe are, and what is typed goes before what the recipe says. Fields without a default may be given by
+their place alone: ``compare OLD NEW`` is ``compare --old OLD --new NEW``. jsonargparse describes the options.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import typing
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeVar
+
+from powerpool.checks import PowerPoolError
+from powerpool.configs import (
+    RecipeError,
+    Setting,
+    convert,
+    convert_word,
+    describe,
+    did_you_mean,
+    field_types,
+    list_item,
+    make_config,
+    read_settings,
+    recipe_names,
+    shorten,
+)
+
+Options = TypeVar("Options")
+
+CONFIG = "config"
+PRINT = "print_config"
+HELP = ("-h", "--help")
+
+
+class OptionError(PowerPoolError, ValueError):
+    """An option does not exist, or has the wrong number of values."""
+
+
+def asks_for_help(arguments: Sequence[str]) -> bool:
+    """Whether the options of the command are to be listed."""
+    return any(word in HELP for word in arguments)
+
+
+def asks_for_recipe(arguments: Sequence[str]) -> bool:
+    """Whether the options are to be printed as a recipe."""
+    return any(name == PRINT for name, _ in _split(arguments))
+
+
+def parse(options_type: type[Options], arguments: Sequence[str]) -> Options:
+    """The options that were typed, over those of the recipe of ``--config``, over the defaults."""
+    hints = field_types(options_type)
+    places = _required(options_type)
+    recipe: dict[str, Setting] = {}
+    typed: dict[str, Setting] = {}
+    unnamed: list[str] = []
+    for name, words in _split(arguments):
+        if name == "":
+            unnamed += words
+        elif name == CONFIG:
+            recipe |= read_settings(_only(words, name), options_type)
+        elif name == PRINT:
+            _refuse(words, name)
+        elif name not in hints:
+            raise OptionError(_unknown(name, list(hints)))
+        elif list_item(hints[name]) is not None:
+            if name in typed:
+                raise OptionError(f"--{name} is given twice. Put all its values behind one of the two.")
+            typed[name] = Setting(_list(words, hints[name], name))
+        else:
+            if places:
+                words, behind = words[:1], words[1:]
+                unnamed += behind
+            typed[name] = Setting(_value(words, hints[name], name))
+    places = [name for name in places if name not in typed]
+    if len(unnamed) > len(places):
+        stray = shorten(unnamed[len(places)])
+        raise OptionError(f"{stray!r} belongs to no option. The name of one comes first: --name value.")
+    typed |= {name: Setting(_value([word], hints[name], name)) for name, word in zip(places, unnamed, strict=False)}
+    return make_config(options_type, recipe | typed)
+
+
+def help_text(options_type: type, command: str) -> str:
+    """What ``--help`` prints: every option in the words of the docstrings, with what it may be and what it is."""
+    import jsonargparse
+
+    parser = jsonargparse.ArgumentParser(
+        prog=f"powerpool {command}",
+        usage=" ".join(["powerpool", command, *map(str.upper, _required(options_type)), "[options]"]),
+        description=(options_type.__doc__ or "").partition("\n")[0],
+        formatter_class=argparse.HelpFormatter,
+    )
+    ours = (name for name in recipe_names() if name.split("/")[0] in command.split())
+    shipped = [name for name in ours if _is_recipe_of(options_type, name)]
+    named = f", or the name of one that ships with powerpool: {', '.join(shipped)}" if shipped else ""
+    recipe = f"a YAML file of these options{named}. An option that is typed goes before it"
+    parser.add_argument(f"--{CONFIG}", metavar="RECIPE", help=recipe)
+    parser.add_argument(f"--{PRINT}", action="store_true", help="print all options as such a file, and do nothing else")
+    parser.add_class_arguments(options_type, as_group=False)
+    hints = field_types(options_type)
+    for action in parser._actions:
+        hint = hints.get(action.dest)
+        if hint is not None:
+            several = " ..." if list_item(hint) is not None else ""
+            value = f"{action.dest.rpartition('.')[2].upper()}{several}"
+            action.metavar = "[true|false]" if hint is bool else value
+            action.option_strings = [f"--{action.dest}"]  # jsonargparse adds `--data+`, which here would do nothing
+            otherwise = "required" if action.required else f"default: {_as_typed(action.default)}"
+            action.help = f"{action.help or ''} ({describe(hint)}; {otherwise})".replace("%", "%%").lstrip()
+        elif any(name.startswith(f"{action.dest}.") for name in hints):
+            action.help = argparse.SUPPRESS  # `--model FILE`, of which --config does all
+    text: str = parser.format_help()
+    return text
+
+
+def _is_recipe_of(options_type: type, name: str) -> bool:
+    """Whether a command takes a recipe: two commands of a pipeline need not have the same fields."""
+    try:
+        read_settings(name, options_type)
+    except RecipeError:
+        return False
+    return True
+
+
+def _as_typed(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        return " ".join(map(_as_typed, value)) or "[]"
+    if value is None or isinstance(value, bool):
+        return "null" if value is None else str(value).lower()
+    return str(value)
+
+
+def _required(options_type: type) -> list[str]:
+    """The fields without a default, which may be given without their names."""
+    missing = dataclasses.MISSING
+    fields = dataclasses.fields(typing.cast("Any", options_type))
+    return [field.name for field in fields if field.default is missing and field.default_factory is missing]
+
+
+def _split(arguments: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
+    """Every option with the words behind it, up to the next option; words before all options have the name "".
+
+    Dashes in a name are underscores: ``--data-root`` is ``--data_root``.
+    """
+    name, words = "", list[str]()
+    for argument in arguments:
+        if argument.startswith("--"):
+            yield name, words
+            option, equals, value = argument[2:].partition("=")
+            name, words = option.replace("-", "_"), [value] if equals else []
+            if not name:
+                raise OptionError(f"There is no option {argument!r}. The name of one follows the two dashes.")
+        else:
+            words.append(argument)
+    yield name, words
+
+
+def _only(words: Sequence[str], name: str) -> str:
+    if len(words) != 1:
+        got = f"got {len(words)}: {shorten(' '.join(words))}" if words else "got none"
+        raise OptionError(f"--{name} needs one value ({got}).")
+    return words[0]
+
+
+def _refuse(words: Sequence[str], name: str) -> None:
+    if words:
+        raise OptionError(f"--{name} takes no value (got {shorten(' '.join(words))}).")
+
+
+def _unknown(name: str, names: list[str]) -> str:
+    inside = [known for known in names if known.startswith(f"{name}.")]
+    if inside:
+        return f"--{name} is a group of options: give one of them, such as --{inside[0]}."
+    near = did_you_mean(name, [*names, CONFIG, PRINT], prefix="--")
+    return f"There is no option --{shorten(name)}.{near or ' --help lists all options.'}"
+
+
+def _value(words: list[str], hint: Any, name: str) -> Any:
+    if hint is bool and not words:  # `--quick` alone
+        return True
+    return convert_word(_only(words, name), hint, f"--{name}")
+
+
+def _list(words: list[str], hint: Any, name: str) -> Any:
+    if words in ([], [""]):
+        raise OptionError(f"--{name} needs at least one value ([] stands for an empty list).")
+    if words == ["null"] and type(None) in typing.get_args(hint):
+        return None
+    if words[0].startswith("[") and words[-1].endswith("]"):  # as a recipe has it: [16, 32]
+        inside = " ".join(words)[1:-1].strip()
+        words = [word.strip().strip("'\"") for word in inside.split(",")] if inside else []
+    return convert([convert_word(word, list_item(hint), f"--{name}") for word in words], hint, f"--{name}")

@@ -1,0 +1,319 @@
+"""``powerpool train|evaluate|predict graph``: a model for a user's own graphs, kept in a run folder."""
+
+from __future__ import annotations
+
+import csv
+import io
+import sys
+import time
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from powerpool.checks import ArgumentError
+from powerpool.configs import read_recipe, to_yaml
+from powerpool.data import GraphSet
+from powerpool.pipelines.graph.config import GraphConfig, Protocol
+from powerpool.pipelines.graph.evaluation import (
+    METRIC,
+    choose,
+    chosen_result,
+    make_fold,
+    read_graphs,
+    restore,
+    retrained_result,
+    test_score,
+    train_again,
+)
+from powerpool.pipelines.graph.methods import METHODS
+from powerpool.pipelines.graph.runs import CONFIG, MODEL, RECORD, TRIALS, TrainedModel, load_run
+from powerpool.pipelines.graph.training import Training
+from powerpool.records import RecordError, RunRecord, environment, write_json, write_text
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from typing_extensions import Self
+
+
+# ---- train -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class TrainOptions(GraphConfig):
+    """Train GIN0 with one readout, choose epoch and grid point by validation, test once, and keep the model.
+
+    Args:
+        data: a set of the TU collection, such as MUTAG, or a folder or zip in the TU format
+        data_root: folder with data sets, as zips or folders; without it $POWERPOOL_DATA and the cache are searched
+        features: one-hot node features: auto (labels, else degree), labels, degree or constant
+        degree_cap: the last column of degree features is for this degree and all higher ones
+        download: whether data that is not on this machine may be fetched from the network
+        model: GIN0 and its readout
+        training: Adam and its schedule
+        grid: what is chosen by validation loss
+        folds: parts that the graphs are cut into; one is for test, one for validation
+        seed: of the folds, the initial weights, the order of the graphs and dropout
+        protocol: validation-only keeps the model that was chosen; retrain trains it again on all but the test graphs
+        fold: which of the folds is for test
+        out: the run folder; runs/train/graph/DATA/METHOD without it
+        overwrite: start anew where the folder holds another run, instead of refusing
+    """
+
+    protocol: Protocol = "validation-only"
+    fold: int = 0
+    out: str | None = None
+    overwrite: bool = False
+
+    @property
+    def config(self) -> GraphConfig:
+        """What a result depends on, beside the fold and the protocol."""
+        return GraphConfig(**{field.name: getattr(self, field.name) for field in fields(GraphConfig)})
+
+
+@dataclass(frozen=True)
+class _RunConfig(GraphConfig):
+    """What ``config.yaml`` of a run folder holds."""
+
+    protocol: Protocol = "validation-only"
+    fold: int = 0
+
+
+def train(options: TrainOptions) -> None:
+    """Train, test once, write the run folder, and print what came out."""
+    from rich.console import Console
+
+    config = options.config
+    graphs = read_graphs(config)
+    make_fold(config, graphs, options.fold)  # a fold that there is not shows before anything is written
+    folder = Path(options.out or Path("runs", "train", "graph", graphs.name, config.model.method))
+    console = Console(stderr=True)
+    _say_unused(config, console)
+    _open(folder, options, console)
+    start = time.perf_counter()
+    points = len(list(config.points()))
+    with _Epochs(console, points * config.training.epochs) as epochs:
+        trials = choose(config, graphs, options.fold, folder / TRIALS, epochs.watch)
+        network = restore(config, graphs, trials[0])
+        result = chosen_result(
+            options.fold, trials, test_score(config, graphs, options.fold, network), time.perf_counter() - start
+        )
+        if options.protocol == "retrain":
+            best = trials[0]
+            epochs.add(best.epoch)
+            training = train_again(config, graphs, options.fold, best.model, best.epoch, folder / TRIALS, epochs.watch)
+            network = training.model
+            tested = test_score(config, graphs, options.fold, network)
+            result = retrained_result(result, training, tested, time.perf_counter() - start - result["seconds"])
+    TrainedModel(trials[0].model, network, graphs.features, graphs.classes).save(folder / MODEL)
+    record = RunRecord(
+        pipeline="graph",
+        data=graphs.name,
+        method=config.model.method,
+        protocol=options.protocol,
+        metric=METRIC,
+        folds=(result,),
+        config=asdict(config),
+        seed=config.seed,
+        seconds=result["seconds"],
+        environment=environment(),
+    )
+    record.write(folder / RECORD)
+    Console().print(
+        f"{config.model.method} on {graphs.name}, {options.protocol}, fold {options.fold}: "
+        f"test accuracy {result['value']:.1f} %, epoch {result['epoch']}, {_listed(result['chosen'])}, "
+        f"{result['seconds']:.1f} s. The model is in {folder}.",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+def _open(folder: Path, options: TrainOptions, console: Console) -> None:
+    """Make the run folder, or see that what is in it is the beginning of this very run."""
+    wanted = _RunConfig(**{field.name: getattr(options, field.name) for field in fields(_RunConfig)})
+    file = folder / CONFIG
+    if options.overwrite:
+        for old in [folder / MODEL, folder / RECORD, *folder.glob(f"{TRIALS}/*.pt")]:
+            old.unlink(missing_ok=True)
+    elif file.exists():
+        if read_recipe(file, _RunConfig) != wanted:
+            raise RecordError(
+                f"{folder} holds a run with other settings (see {file}). Choose another --out, or start anew there "
+                "with --overwrite."
+            )
+        if (folder / RECORD).exists():
+            raise RecordError(
+                f"{folder} holds this very run, finished. Look at it with 'powerpool evaluate graph --run {folder}', "
+                "choose another --out, or train it anew with --overwrite."
+            )
+        console.print(f"Going on with the run in {folder}.", highlight=False, soft_wrap=True)
+    write_text(file, to_yaml(wanted))
+
+
+def _say_unused(config: GraphConfig, console: Console) -> None:
+    """Tell of a grid that does not concern the method: the user may have meant another one."""
+    if config.grid.eta and "eta" not in METHODS[config.model.method].parameters:
+        console.print(f"{config.model.method} has no eta: grid.eta is not used.", highlight=False, soft_wrap=True)
+
+
+class _Epochs:
+    """A bar of epochs, with the time that is left."""
+
+    def __init__(self, console: Console, total: int) -> None:
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+        from rich.progress import TimeRemainingColumn as TimeLeftColumn
+
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        self._bar = Progress(*columns, TextColumn("left"), TimeLeftColumn(), console=console, transient=True)
+        self._task = self._bar.add_task("epochs", total=total)
+        self._total, self._before = total, 0
+        self._training: Training | None = None
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def add(self, epochs: int) -> None:
+        """Another training is to come."""
+        self._total += epochs
+        self._bar.update(self._task, total=self._total)
+
+    def watch(self, training: Training) -> None:
+        """Show the epochs of this training, after those of the ones before it."""
+        if self._training is not training:
+            self._before += 0 if self._training is None else self._training.epoch
+            self._training = training
+        loss = training.curves.train_loss[-1]
+        self._bar.update(self._task, completed=self._before + training.epoch, description=f"loss {loss:.3f}")
+
+
+# ---- evaluate --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class EvaluateOptions:
+    """Test the model of a run: on the test graphs of its fold, or on other labelled graphs.
+
+    Args:
+        run: the run folder that 'powerpool train graph' wrote
+        data: other graphs, all of which are tested on: a data set, or a folder or zip in the TU format
+        data_root: folder with data sets; that of the run without it
+        download: whether data that is not on this machine may be fetched from the network
+        out: a JSON file for the figures; evaluation.json in the run folder without it
+    """
+
+    run: str
+    data: str | None = None
+    data_root: str | None = None
+    download: bool = True
+    out: str | None = None
+
+
+def evaluate(options: EvaluateOptions) -> None:
+    """Print and write accuracy, loss, accuracy by class and the confusion matrix."""
+    from rich.console import Console
+    from rich.table import Table
+
+    model, config = load_run(options.run), read_recipe(Path(options.run, CONFIG), _RunConfig)
+    root = options.data_root or config.data_root
+    graphs = model.read(options.data or config.data, root, download=options.download)
+    chosen = torch.arange(len(graphs)) if options.data else make_fold(config, graphs, config.fold).test
+    which = "all graphs" if options.data else f"the test graphs of fold {config.fold}"
+    figures = evaluation_figures(model, graphs, chosen)
+    file = Path(options.out or Path(options.run, "evaluation.json"))
+    write_json(file, {"data": graphs.name, "graphs": which, **figures, "environment": environment()})
+    table = Table(
+        title=f"{model.config.method} on {which} of {graphs.name}: accuracy {figures['accuracy']:.1f} %, "
+        f"loss {figures['loss']:.3f}, {figures['count']} graphs",
+        caption=f"written to {file}",
+    )
+    table.add_column("class", justify="right")
+    table.add_column("graphs", justify="right")
+    table.add_column("accuracy %", justify="right")
+    for label in model.classes:
+        table.add_column(f"said {label}", justify="right")
+    for label, row in zip(model.classes, figures["confusion"], strict=True):
+        right = figures["accuracy_by_class"][str(label)]
+        table.add_row(str(label), str(sum(row)), "-" if right is None else f"{right:.1f}", *map(str, row))
+    Console().print(table)
+
+
+def evaluation_figures(model: TrainedModel, graphs: GraphSet, chosen: Tensor) -> dict[str, Any]:
+    """Accuracy in percent, mean cross-entropy, accuracy by class, and how often each class was said for each."""
+    probabilities, targets = model.probabilities(graphs, chosen), graphs.targets[chosen]
+    count = len(model.classes)
+    said = probabilities.argmax(-1)
+    confusion = (targets * count + said).bincount(minlength=count * count).view(count, count)
+    sizes, right = confusion.sum(1).tolist(), confusion.diagonal().tolist()
+    return {
+        "accuracy": 100 * sum(right) / len(chosen),
+        "loss": float(nn.functional.nll_loss(probabilities.log(), targets)),
+        "count": len(chosen),
+        "accuracy_by_class": {
+            str(label): 100 * hits / size if size else None
+            for label, hits, size in zip(model.classes, right, sizes, strict=True)
+        },
+        "confusion": confusion.tolist(),
+    }
+
+
+# ---- predict ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class PredictOptions:
+    """Say the class of graphs, and how probable each class is, with the model of a run.
+
+    Args:
+        run: the run folder that 'powerpool train graph' wrote
+        data: the graphs: a data set, or a folder or zip in the TU format; graph labels are not needed
+        data_root: folder with data sets
+        download: whether data that is not on this machine may be fetched from the network
+        out: a file for the answers, .csv or .json by its name; CSV is printed without it
+    """
+
+    run: str
+    data: str
+    data_root: str | None = None
+    download: bool = True
+    out: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.out is not None and Path(self.out).suffix not in (".csv", ".json"):
+            raise ArgumentError(f"out must end in .csv or .json (got {self.out!r}).")
+
+
+def predict(options: PredictOptions) -> None:
+    """Print or write one row for each graph: its number from 0 on, the class, its probability, all probabilities."""
+    model = load_run(options.run)
+    graphs = model.read(options.data, options.data_root, labelled=False, download=options.download)
+    probabilities = model.probabilities(graphs)
+    rows = [
+        {
+            "graph": number,
+            "class": model.classes[int(row.argmax())],
+            "probability": float(row.max()),
+            **{f"probability of {label}": float(value) for label, value in zip(model.classes, row, strict=True)},
+        }
+        for number, row in enumerate(probabilities)
+    ]
+    if options.out is not None and options.out.endswith(".json"):
+        write_json(options.out, rows)
+        return
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    if options.out is None:
+        sys.stdout.write(text.getvalue())
+    else:
+        write_text(options.out, text.getvalue())
+
+
+def _listed(values: dict[str, Any]) -> str:
+    return ", ".join(f"{name} {value:g}" for name, value in values.items())

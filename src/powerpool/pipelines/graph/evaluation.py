@@ -1,0 +1,231 @@
+"""The two protocols: what is trained on, what is chosen on, and what is only ever tested on.
+
+Of the parts that the graphs are cut into, a fold tests on one and validates on another. ``validation-only`` trains
+every point of the grid on the rest, takes the epoch and then the point with the lowest validation loss, and tests that
+model. ``retrain`` trains that point again for that many epochs, on all graphs but those of the test, and tests what
+comes out. No choice ever sees the test graphs.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from powerpool.checkpoints import load_state, save_state
+from powerpool.checks import ArgumentError
+from powerpool.data import Fold, GraphSet, load_graphs, stratified_folds
+from powerpool.pipelines.graph.config import GraphConfig, ModelConfig, grid_names
+from powerpool.pipelines.graph.model import GraphClassifier
+from powerpool.pipelines.graph.training import Curves, Score, Training, batches, score
+
+METRIC = "accuracy in %"
+CURVE_DIGITS = 4
+"""Significant digits of the training curves in a record: they are there to be looked at."""
+CHECKPOINT_SECONDS = 5.0
+"""How much work a killed training may lose."""
+
+Watcher = Callable[[Training], None]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A trained model: its configuration, and the epoch that was chosen for it."""
+
+    model: ModelConfig
+    epoch: int
+    score: Score
+    """On the validation graphs after that epoch."""
+    curves: Curves
+    weights: dict[str, Tensor]
+
+    def summary(self) -> dict[str, Any]:
+        """The numbers that a record keeps of every trial."""
+        return {
+            **grid_values(self.model),
+            "epoch": self.epoch,
+            "validation_loss": self.score.loss,
+            "validation_accuracy": self.score.accuracy,
+        }
+
+
+def read_graphs(config: GraphConfig) -> GraphSet:
+    """The data of a configuration."""
+    return load_graphs(
+        config.data,
+        config.data_root,
+        features=config.features,
+        degree_cap=config.degree_cap,
+        download=config.download,
+    )
+
+
+def make_fold(config: GraphConfig, graphs: GraphSet, number: int) -> Fold:
+    """Fold ``number`` of a configuration, the same for all methods."""
+    if not 0 <= number < config.folds:
+        raise ArgumentError(f"fold must be 0 to {config.folds - 1} with folds={config.folds} (got {number}).")
+    return stratified_folds(graphs.targets, config.folds, config.seed)[number]
+
+
+def choose(
+    config: GraphConfig,
+    graphs: GraphSet,
+    number: int,
+    folder: Path | None = None,
+    watch: Watcher = lambda training: None,
+) -> list[Trial]:
+    """Train every point of the grid on a fold. The trials, the one with the lowest validation loss first.
+
+    Args:
+        config: the grid, and everything else.
+        graphs: the data of the configuration.
+        number: the fold.
+        folder: where finished trials and the one in progress are kept, to go on from if they are there already.
+        watch: called after every epoch.
+    """
+    fold = make_fold(config, graphs, number)
+    trials = []
+    for place, model in enumerate(config.points()):
+        file = None if folder is None else folder / f"trial-{place:02d}.pt"
+        training = Training(model, config.training, graphs, fold.train, fold.validation, _seed(config, number))
+        _run(training, config.training.epochs, file, watch)
+        best = training.best
+        if best is None:
+            raise ArgumentError(
+                f"{model.method} with {grid_values(model)} had no finite validation loss in {training.epoch} epochs "
+                f"on fold {number}. Lower training.learning_rate (it is {config.training.learning_rate})."
+            )
+        trials.append(Trial(model, best.epoch, best.score, training.curves, best.weights))
+    return sorted(trials, key=lambda trial: trial.score.loss)
+
+
+def train_again(
+    config: GraphConfig,
+    graphs: GraphSet,
+    number: int,
+    model: ModelConfig,
+    epochs: int,
+    folder: Path | None = None,
+    watch: Watcher = lambda training: None,
+) -> Training:
+    """Train a chosen model for a chosen number of epochs on all graphs but those of the test."""
+    fold = make_fold(config, graphs, number)
+    training = Training(model, config.training, graphs, fold.train_and_validation, seed=_seed(config, number))
+    _run(training, epochs, None if folder is None else folder / "retrain.pt", watch)
+    return training
+
+
+def restore(config: GraphConfig, graphs: GraphSet, trial: Trial) -> GraphClassifier:
+    """The model of a trial after its best epoch."""
+    model = GraphClassifier(trial.model, graphs.channels, len(graphs.classes))
+    model.load_state_dict(trial.weights)
+    return model.to(config.training.device)
+
+
+def test_score(config: GraphConfig, graphs: GraphSet, number: int, model: GraphClassifier) -> Score:
+    """Loss and accuracy of a finished model on the test graphs of a fold."""
+    fold = make_fold(config, graphs, number)
+    return score(model, batches(graphs.to(config.training.device), fold.test, config.training.batch_size))
+
+
+# ---- a fold of a table -----------------------------------------------------------------------------------------------
+
+
+def validation_only(config: GraphConfig, number: int) -> dict[str, Any]:
+    """The result of ``validation-only`` on one fold, as plain values."""
+    graphs = read_graphs(config)
+    start = _start()
+    trials = choose(config, graphs, number)
+    tested = test_score(config, graphs, number, restore(config, graphs, trials[0]))
+    return chosen_result(number, trials, tested, time.perf_counter() - start)
+
+
+def retrain(config: GraphConfig, number: int, earlier: dict[str, Any]) -> dict[str, Any]:
+    """The result of ``retrain`` on one fold, from the result of ``validation-only`` on it, as plain values."""
+    graphs = read_graphs(config)
+    start = _start()
+    model = next(point for point in config.points() if grid_values(point) == earlier["chosen"])
+    training = train_again(config, graphs, number, model, earlier["epoch"])
+    tested = test_score(config, graphs, number, training.model)
+    return retrained_result(earlier, training, tested, time.perf_counter() - start)
+
+
+def chosen_result(number: int, trials: list[Trial], tested: Score, seconds: float) -> dict[str, Any]:
+    """What is recorded of a fold after ``validation-only``; the best trial is the first."""
+    best = trials[0]
+    return {
+        "fold": number,
+        "value": tested.accuracy,
+        "test_loss": tested.loss,
+        "chosen": grid_values(best.model),
+        "epoch": best.epoch,
+        "validation_loss": best.score.loss,
+        "validation_accuracy": best.score.accuracy,
+        "seconds": seconds,
+        "trials": [trial.summary() for trial in trials],
+        "curves": _rounded(best.curves),
+    }
+
+
+def retrained_result(earlier: dict[str, Any], training: Training, tested: Score, seconds: float) -> dict[str, Any]:
+    """What is recorded of a fold after ``retrain``; its seconds have those of the choice in them."""
+    return {
+        **{name: earlier[name] for name in ("fold", "chosen", "epoch", "validation_loss", "validation_accuracy")},
+        "value": tested.accuracy,
+        "test_loss": tested.loss,
+        "seconds": earlier["seconds"] + seconds,
+        "curves": _rounded(training.curves),
+    }
+
+
+def grid_values(model: ModelConfig) -> dict[str, Any]:
+    """What can be chosen of a model."""
+    return {name: getattr(model, name) for name in grid_names(model.method)}
+
+
+# ---- helpers ---------------------------------------------------------------------------------------------------------
+
+
+def _seed(config: GraphConfig, number: int) -> int:
+    """The seed of all trainings on a fold: another one on every fold, the same one for all methods."""
+    return 1000 * config.seed + number
+
+
+def _start() -> float:
+    """The clock, once PyTorch Geometric is imported: that takes longer than a small training."""
+    import torch_geometric.nn  # noqa: F401
+
+    return time.perf_counter()
+
+
+def _run(training: Training, epochs: int, file: Path | None, watch: Watcher) -> None:
+    """Train to the end, from where ``file`` stopped and with everything in it every few seconds."""
+    if file is None:
+        training.run(epochs, watch)
+        return
+    if file.exists():
+        training.load_state_dict(load_state(file))
+    saved = time.monotonic()
+
+    def after(training: Training) -> None:
+        nonlocal saved
+        if training.epoch == epochs or time.monotonic() - saved > CHECKPOINT_SECONDS:
+            save_state(file, training.state_dict())
+            saved = time.monotonic()
+        watch(training)
+
+    training.run(epochs, after)
+
+
+def _rounded(curves: Curves) -> dict[str, list[float | None]]:
+    """Curves for a record: JSON has no NaN, which a training that diverges has."""
+    return {
+        name: [float(f"{value:.{CURVE_DIGITS}g}") if math.isfinite(value) else None for value in values]
+        for name, values in asdict(curves).items()
+        if values
+    }

@@ -1,0 +1,103 @@
+"""A run folder of graph classification: the configuration, the model that came out, and the record.
+
+``config.yaml`` is the merged configuration, ``model.pt`` the model with all that is needed to read other graphs as
+those that it was trained on, ``record.json`` what was measured. ``trials`` holds what is needed to go on after a stop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from powerpool.checkpoints import load_state, save_state
+from powerpool.checks import PowerPoolError
+from powerpool.data import GraphSet, NodeFeatures, load_graphs
+from powerpool.pipelines.graph.config import ModelConfig
+from powerpool.pipelines.graph.model import GraphClassifier
+from powerpool.pipelines.graph.training import batches, logits
+from powerpool.records import RecordError
+
+CONFIG, MODEL, RECORD, TRIALS = "config.yaml", "model.pt", "record.json", "trials"
+FORMAT = 1
+
+
+@dataclass(frozen=True, eq=False)
+class TrainedModel:
+    """A model, and how graphs are to be read for it.
+
+    Example:
+        >>> from powerpool.data import load_graphs
+        >>> graphs = load_graphs("MUTAG")
+        >>> config = ModelConfig("SOP", hidden=16, layers=2)
+        >>> network = GraphClassifier(config, graphs.channels, classes=2)
+        >>> model = TrainedModel(config, network, graphs.features, graphs.classes)
+        >>> model.probabilities(graphs).shape
+        torch.Size([188, 2])
+    """
+
+    config: ModelConfig
+    network: GraphClassifier
+    features: NodeFeatures
+    classes: tuple[int, ...]
+
+    def read(
+        self, data: str | Path, root: str | Path | None = None, *, labelled: bool = True, **kwargs: Any
+    ) -> GraphSet:
+        """Graphs with the node features and classes that the model knows; see :func:`powerpool.data.load_graphs`."""
+        return load_graphs(data, root, features=self.features, classes=self.classes, labelled=labelled, **kwargs)
+
+    def probabilities(
+        self, graphs: GraphSet, chosen: Tensor | Sequence[int] | None = None, batch_size: int = 128
+    ) -> Tensor:  # shape: (graphs, classes)
+        """How probable each class is, for all graphs or those of the given numbers."""
+        numbers = torch.arange(len(graphs)) if chosen is None else torch.as_tensor(chosen)
+        return logits(self.network, batches(graphs, numbers, batch_size)).softmax(-1)
+
+    def save(self, path: str | Path) -> None:
+        """Write the model atomically."""
+        state = {
+            "format": FORMAT,
+            "pipeline": "graph",
+            "config": asdict(self.config),
+            "features": asdict(self.features),
+            "classes": list(self.classes),
+            "weights": self.network.state_dict(),
+        }
+        save_state(path, state)
+
+    @classmethod
+    def load(cls, path: str | Path) -> TrainedModel:
+        """Read a model that :meth:`save` wrote."""
+        state = load_state(path)
+        if (state.get("pipeline"), state.get("format")) != ("graph", FORMAT):
+            found = f"pipeline {state.get('pipeline')!r}, format {state.get('format')!r}"
+            raise RecordError(f"{path} is no model of graph classification: it has {found}, needed is format {FORMAT}.")
+        try:
+            config = ModelConfig(**state["config"])
+            features = NodeFeatures(state["features"]["kind"], tuple(state["features"]["values"]))
+            classes = tuple(state["classes"])
+            network = GraphClassifier(config, features.channels, len(classes))
+            network.load_state_dict(state["weights"])
+        except (KeyError, TypeError, RuntimeError, PowerPoolError) as error:
+            first = (str(error).splitlines() or [""])[0]
+            raise RecordError(f"{path} is a damaged model: {type(error).__name__}: {first}") from error
+        return cls(config, network.eval(), features, classes)
+
+
+def load_run(folder: str | Path) -> TrainedModel:
+    """The model of a run folder."""
+    folder = Path(folder)
+    file = folder / MODEL
+    if file.is_file():
+        return TrainedModel.load(file)
+    if not folder.is_dir():
+        raise RecordError(f"There is no run folder {folder}. Make one with: powerpool train graph --out {folder}")
+    raise RecordError(
+        f"{folder} holds no {MODEL}: it is no run of graph classification, or its training did not end. "
+        f"Give it the same command again to go on: powerpool train graph --config {folder / CONFIG} --out {folder}"
+    )

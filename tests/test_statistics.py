@@ -1,0 +1,115 @@
+"""Means, intervals and paired tests: against SciPy, and against numbers worked by hand."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+from scipy import stats
+
+from powerpool.checks import ArgumentError, NotFiniteError
+from powerpool.statistics import Summary, paired_test, summarize, t_quantile, t_tail
+
+
+def test_a_summary_worked_by_hand() -> None:
+    # Deviations -3, -1, 1, 3: squares sum to 20, variance 20 / 3. t of 3 degrees of freedom is 3.18245 in the tables.
+    found = summarize([2.0, 4.0, 6.0, 8.0])
+    half = 3.182446 * math.sqrt(20 / 3) / 2
+    assert (found.count, found.mean) == (4, 5.0)
+    assert found.std == pytest.approx(2.581989, abs=1e-6)
+    assert found.interval == pytest.approx((5 - half, 5 + half), abs=1e-5)
+
+
+@pytest.mark.parametrize("count", [2, 3, 10, 600])
+def test_a_summary_is_that_of_scipy(count: int) -> None:
+    draw = random.Random(count)
+    values = [draw.gauss(80, 5) for _ in range(count)]
+    found = summarize(values)
+    interval = stats.ttest_1samp(values, 0.0).confidence_interval(0.95)
+    assert found.mean == pytest.approx(sum(values) / count, rel=1e-12)
+    assert found.std == pytest.approx(stats.tstd(values), rel=1e-12)
+    assert found.interval == pytest.approx((interval.low, interval.high), rel=1e-10)
+
+
+def test_one_value_has_no_spread_and_equal_values_have_none() -> None:
+    assert summarize([81.5]) == Summary(1, 81.5, None, None)
+    assert summarize([81.5, 81.5, 81.5]) == Summary(3, 81.5, 0.0, (81.5, 81.5))
+
+
+def test_nothing_and_what_is_not_finite_are_refused() -> None:
+    with pytest.raises(ArgumentError, match="at least one number"):
+        summarize([])
+    with pytest.raises(NotFiniteError, match=r"values must be finite .got nan, one of 2 of 3"):
+        summarize([1.0, math.nan, math.inf])
+
+
+def test_a_paired_test_worked_by_hand() -> None:
+    # Differences 1, 2, 3: mean 2, s = 1, t = 2 sqrt(3). With two degrees of freedom p = 1 - t / sqrt(2 + t^2).
+    found = paired_test([3.0, 5.0, 4.0], [2.0, 3.0, 1.0], test_to_train=1 / 2)
+    assert (found.difference, found.count) == (2.0, 3)
+    assert found.p_value == pytest.approx(1 - math.sqrt(12 / 14), rel=1e-12)
+    # Corrected: t^2 = 4 / (1/3 + 1/2) = 4.8.
+    assert found.corrected_p_value == pytest.approx(1 - math.sqrt(4.8 / 6.8), rel=1e-12)
+    half = 4.302653 / math.sqrt(3)
+    assert found.interval == pytest.approx((2 - half, 2 + half), abs=1e-5)
+
+
+@pytest.mark.parametrize("count", [2, 3, 10, 50])
+@pytest.mark.parametrize("gap", [0.0, 0.5, -20.0])
+def test_a_paired_test_is_that_of_scipy(count: int, gap: float) -> None:
+    draw = random.Random(count)
+    baseline = [draw.gauss(80, 5) for _ in range(count)]
+    ours = [value + draw.gauss(gap, 2) for value in baseline]
+    found, oracle = paired_test(ours, baseline, test_to_train=1 / 8), stats.ttest_rel(ours, baseline)
+    interval = oracle.confidence_interval(0.95)
+    assert found.p_value == pytest.approx(oracle.pvalue, rel=1e-9)
+    assert found.interval == pytest.approx((interval.low, interval.high), rel=1e-9)
+    corrected = oracle.statistic / math.sqrt(1 + count / 8)
+    assert found.corrected_p_value == pytest.approx(2 * stats.t.sf(abs(corrected), count - 1), rel=1e-9)
+    assert found.corrected_p_value > found.p_value
+    # Without overlap there is nothing to correct, and turning the comparison round changes the sign only.
+    assert paired_test(ours, baseline, test_to_train=0.0).corrected_p_value == pytest.approx(found.p_value)
+    turned = paired_test(baseline, ours, test_to_train=1 / 8)
+    assert (turned.difference, turned.p_value) == (-found.difference, found.p_value)
+
+
+def test_equal_methods_have_p_1_and_a_constant_gap_has_p_0() -> None:
+    values = [80.0, 85.0, 90.0]
+    same = paired_test(values, values, test_to_train=1 / 2)
+    assert (same.difference, same.interval, same.p_value, same.corrected_p_value) == (0.0, (0.0, 0.0), 1.0, 1.0)
+    gap = paired_test([81.0, 86.0, 91.0], values, test_to_train=1 / 2)
+    assert (gap.difference, gap.interval, gap.p_value, gap.corrected_p_value) == (1.0, (1.0, 1.0), 0.0, 0.0)
+    # The gains cancel: the mean is 0 though the folds differ.
+    assert paired_test([81.0, 84.0], [80.0, 85.0], test_to_train=1 / 2).p_value == 1.0
+
+
+def test_round_off_is_no_difference() -> None:
+    assert 0.1 + 0.2 != 0.3
+    found = paired_test([0.1 + 0.2] * 3, [0.3] * 3, test_to_train=1 / 2)
+    assert (found.difference, found.p_value) == (0.0, 1.0)
+    assert paired_test([0.0, 0.0], [0.0, 0.0], test_to_train=1 / 2).p_value == 1.0
+
+
+@pytest.mark.parametrize(
+    "ours, baseline, ratio, message",
+    [
+        ([1.0, 2.0], [1.0], 0.1, "got 2 and 1"),
+        ([1.0], [2.0], 0.1, "at least two folds"),
+        ([1.0, 2.0], [1.0, 2.0], -0.1, "test_to_train must be >= 0"),
+        ([1.0, 2.0], [1.0, 2.0], math.nan, "test_to_train must be >= 0"),
+        ([1.0, 2.0], [1.0, math.nan], 0.1, "baseline must be finite"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(ours, baseline, ratio: float, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        paired_test(ours, baseline, test_to_train=ratio)
+
+
+@pytest.mark.parametrize("freedom", [1, 2, 3, 9, 29, 599])
+def test_students_distribution_is_that_of_scipy(freedom: int) -> None:
+    assert t_quantile(freedom) == pytest.approx(stats.t.ppf(0.975, freedom), rel=1e-12)
+    for t in (1e-3, 0.1, 0.7, 1.0, 1.7, 2.3, 5.0, 40.0, 1e5):
+        assert t_tail(t, freedom) == pytest.approx(2 * stats.t.sf(t, freedom), rel=1e-10, abs=1e-300)
+    assert (t_tail(0.0, freedom), t_tail(1e-300, freedom), t_tail(1e300, freedom)) == (1.0, 1.0, 0.0)
+    assert t_tail(math.inf, freedom) == 0.0
