@@ -172,8 +172,8 @@ def convert(value: Any, hint: Any, name: str, given: str = "") -> Any:
 
 
 def convert_word(word: str, hint: Any, name: str) -> Any:
-    """A word without quotes as a field of this type holds it: ``3`` is a number, and a text where one is needed."""
-    value = resolve(word)
+    """A word that was typed as a field of this type holds it: ``3`` is a number, and a text where one is needed."""
+    value = word if word in ("", "~") else resolve(word)  # an unset variable of the shell, its home: no null
     return convert(value if _fits(value, hint) else word, hint, name)
 
 

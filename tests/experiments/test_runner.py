@@ -23,7 +23,8 @@ from rich.console import Console
 
 from powerpool.checks import ArgumentError, PowerPoolError
 from powerpool.experiments import runner
-from powerpool.experiments.runner import LockedError, UnexpectedUnitError, Unit, UnitError, locked, run_units
+from powerpool.experiments.runner import UnexpectedUnitError, Unit, UnitError, run_units
+from powerpool.locks import LockedError, locked
 from powerpool.records import RecordError, write_json
 
 PATIENCE = 60  # seconds: no test is about time, and none waits for ever

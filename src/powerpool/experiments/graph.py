@@ -17,7 +17,8 @@ from powerpool.checks import ArgumentError, require_choice
 from powerpool.configs import read_recipe, recipe_names
 from powerpool.data import GraphSet
 from powerpool.experiments.report import BASELINE, read_records, record_path, write_report
-from powerpool.experiments.runner import WORKER_VARIABLES, Unit, locked, run_units
+from powerpool.experiments.runner import WORKER_VARIABLES, Unit, run_units
+from powerpool.locks import locked
 from powerpool.pipelines.graph.config import PROTOCOLS, GraphConfig
 from powerpool.pipelines.graph.evaluation import METRIC, make_fold, read_graphs, retrain, validation_only
 from powerpool.pipelines.graph.methods import METHODS

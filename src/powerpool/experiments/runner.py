@@ -21,7 +21,6 @@ import pickle
 import random
 import re
 import signal
-import socket
 import sys
 import threading
 import time
@@ -39,13 +38,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from powerpool.checks import ArgumentError, PowerPoolError
+from powerpool.locks import locked
 from powerpool.records import RecordError, make_folder, read_json, write_json
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress, TaskID
-
-LOCK = ".lock"
 
 # Set before the interpreter of a worker starts: torch.set_num_threads is too late for what was imported before it, and
 # batched LU fails after it in torch 2.13.
@@ -66,10 +64,6 @@ class UnitError(PowerPoolError, RuntimeError):
 
 class UnexpectedUnitError(RuntimeError):
     """A unit raised an error that nobody expected: a bug. The message ends with the traceback from its process."""
-
-
-class LockedError(PowerPoolError, RuntimeError):
-    """Another process is at work in the same folder."""
 
 
 @dataclass(frozen=True)
@@ -146,35 +140,6 @@ def usable_cores() -> int:
 
     cores: int = joblib.cpu_count()
     return cores
-
-
-@contextlib.contextmanager
-def locked(folder: str | Path) -> Iterator[None]:
-    """Have the folder to oneself; a second process is refused.
-
-    The system releases the lock when the process ends, however it ends: what stays is a file without a meaning.
-    """
-    import fcntl  # not on every system
-
-    make_folder(folder)
-    path = Path(folder) / LOCK
-    try:
-        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-    except OSError as error:
-        raise RecordError(f"Cannot write {path}: {error.strerror}. Choose a folder that you may write to.") from error
-    try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            owner = os.read(handle, 200).decode(errors="replace").strip() or "unknown"
-            raise LockedError(
-                f"Another process ({owner}) is at work in {folder}. Wait until it has ended, or choose another folder."
-            ) from error
-        os.ftruncate(handle, 0)
-        os.write(handle, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
-        yield
-    finally:
-        os.close(handle)
 
 
 @dataclass

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from powerpool.checks import ArgumentError
 from powerpool.configs import read_recipe, to_yaml
 from powerpool.data import GraphSet
+from powerpool.locks import locked
 from powerpool.pipelines.graph.config import GraphConfig, Protocol
 from powerpool.pipelines.graph.evaluation import (
     METRIC,
@@ -91,24 +92,35 @@ def train(options: TrainOptions) -> None:
     folder = Path(options.out or Path("runs", "train", "graph", graphs.name, config.model.method))
     console = Console(stderr=True)
     _say_unused(config, console)
-    _open(folder, options, console)
-    start = time.perf_counter()
+    with locked(folder):
+        _open(folder, options, console)
+        result = _train(options, graphs, folder, console)
+    Console().print(
+        f"{config.model.method} on {graphs.name}, {options.protocol}, fold {options.fold}: "
+        f"test accuracy {result['value']:.1f} %, epoch {result['epoch']}, {_listed(result['chosen'])}, "
+        f"{result['seconds']:.1f} s. The model is in {folder}.",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+def _train(options: TrainOptions, graphs: GraphSet, folder: Path, console: Console) -> dict[str, Any]:
+    """Train and test; the model and the record are in the folder then. What is recorded of the fold."""
+    config, start = options.config, time.perf_counter()
     points = len(list(config.points()))
     with _Epochs(console, points * config.training.epochs) as epochs:
         trials = choose(config, graphs, options.fold, folder / TRIALS, epochs.watch)
-        network = restore(config, graphs, trials[0])
-        result = chosen_result(
-            options.fold, trials, test_score(config, graphs, options.fold, network), time.perf_counter() - start
-        )
+        best, network = trials[0], restore(config, graphs, trials[0])
+        tested = test_score(config, graphs, options.fold, network)
+        result = chosen_result(options.fold, trials, tested, time.perf_counter() - start)
         if options.protocol == "retrain":
-            best = trials[0]
             epochs.add(best.epoch)
             training = train_again(config, graphs, options.fold, best.model, best.epoch, folder / TRIALS, epochs.watch)
             network = training.model
             tested = test_score(config, graphs, options.fold, network)
             result = retrained_result(result, training, tested, time.perf_counter() - start - result["seconds"])
-    TrainedModel(trials[0].model, network, graphs.features, graphs.classes).save(folder / MODEL)
-    record = RunRecord(
+    TrainedModel(best.model, network, graphs.features, graphs.classes).save(folder / MODEL)
+    RunRecord(
         pipeline="graph",
         data=graphs.name,
         method=config.model.method,
@@ -119,15 +131,8 @@ def train(options: TrainOptions) -> None:
         seed=config.seed,
         seconds=result["seconds"],
         environment=environment(),
-    )
-    record.write(folder / RECORD)
-    Console().print(
-        f"{config.model.method} on {graphs.name}, {options.protocol}, fold {options.fold}: "
-        f"test accuracy {result['value']:.1f} %, epoch {result['epoch']}, {_listed(result['chosen'])}, "
-        f"{result['seconds']:.1f} s. The model is in {folder}.",
-        highlight=False,
-        soft_wrap=True,
-    )
+    ).write(folder / RECORD)
+    return result
 
 
 def _open(folder: Path, options: TrainOptions, console: Console) -> None:

@@ -1,0 +1,47 @@
+"""A folder for one process at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+from powerpool.checks import PowerPoolError
+from powerpool.records import RecordError, make_folder
+
+LOCK = ".lock"
+
+
+class LockedError(PowerPoolError, RuntimeError):
+    """Another process is at work in the same folder."""
+
+
+@contextlib.contextmanager
+def locked(folder: str | Path) -> Iterator[None]:
+    """Have the folder to oneself; a second process is refused.
+
+    The system releases the lock when the process ends, however it ends: what stays is a file without a meaning.
+    """
+    import fcntl  # not on every system
+
+    make_folder(folder)
+    path = Path(folder) / LOCK
+    try:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    except OSError as error:
+        raise RecordError(f"Cannot write {path}: {error.strerror}. Choose a folder that you may write to.") from error
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            owner = os.read(handle, 200).decode(errors="replace").strip() or "unknown"
+            raise LockedError(
+                f"Another process ({owner}) is at work in {folder}. Wait until it has ended, or choose another folder."
+            ) from error
+        os.ftruncate(handle, 0)
+        os.write(handle, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
+        yield
+    finally:
+        os.close(handle)
