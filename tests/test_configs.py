@@ -110,6 +110,7 @@ def test_changes_go_before_the_recipe(recipe):
     assert config == Outer(data="B", model=Inner(hidden=8, rate=1.0), names=["x"])
     assert message(path, changes={"model.hiden": 3}) == "unknown field model.hiden. Did you mean model.hidden?"
     assert message(path, changes={"model.hidden": 3.0}) == "model.hidden must be a whole number (got 3.0)."
+    assert "model.rate must be a finite number (got 1000" in message(path, changes={"model.rate": 10**400})
     assert "unknown field zzz. The fields are data, root," in message(path, changes={"zzz": 3})
 
 

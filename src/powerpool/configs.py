@@ -253,7 +253,7 @@ def _as_member(value: Any, member: Any) -> Any:
     elif member is float and type(value) in (int, float):
         try:
             value = float(value)
-        except OverflowError:  # a whole number beyond 1e308
+        except OverflowError:  # a whole number beyond 1e308, which no file but a caller can give
             return _MISFIT
         fits = math.isfinite(value)
     elif member not in (bool, int, float, type(None)):
@@ -312,7 +312,7 @@ def _read(recipe: str | Path) -> tuple[str, str]:
     if len(raw) > LARGEST:
         raise RecipeError(f"{source} is no recipe: it has {len(raw):,} bytes, and a recipe at most {LARGEST:,}.")
     try:
-        return raw.decode("utf-8-sig"), source
+        return raw.decode("utf-8"), source
     except UnicodeDecodeError as error:
         line = raw.count(b"\n", 0, error.start) + 1
         raise RecipeError(f"{source}, line {line}: this is not text in UTF-8. Save the file as UTF-8.") from error

@@ -79,7 +79,7 @@ def test_compare_accepts_a_record_with_itself_and_catches_one_planted_regression
         (("bench", "--threads", "0"), "threads must be >= 1 (got 0)"),
         (("bench", "--repetitions", "-1"), "repetitions must be >= 1, or 0"),
         (("bench", "--device", "abacus"), "device must be 'cpu' or 'cuda'"),
-        (("bench", "--suites", "pools"), "unrecognized arguments: --suites"),
+        (("bench", "--suites", "pools"), "There is no option --suites. Did you mean --suite?"),
         (("bench", "compare"), "old"),
         (("bench", "compare", "no-such-file.json", "no-such-file.json"), "Cannot read no-such-file.json"),
         (("bench", "compare", __file__, __file__), "is not JSON"),
@@ -87,19 +87,14 @@ def test_compare_accepts_a_record_with_itself_and_catches_one_planted_regression
     ],
 )
 def test_bad_input_is_told_in_words_with_code_2(arguments, message, capsys):
-    try:
-        code = main(arguments)
-    except SystemExit as error:
-        code = error.code
-    assert code == 2
+    assert main(arguments) == 2
     errors = capsys.readouterr().err
     assert message in errors
     assert "Traceback" not in errors
 
 
 def test_an_unknown_suite_lists_the_suites(capsys):
-    with pytest.raises(SystemExit):
-        main(["bench", "pool"])
+    assert main(["bench", "pool"]) == 2
     errors = capsys.readouterr().err
     assert all(suite in errors for suite in command.SUITES)
 

@@ -16,10 +16,10 @@ import pytest
 from scipy import stats
 
 from powerpool.checks import ArgumentError
-from powerpool.cli import _parse_options
 from powerpool.experiments import report, tables
 from powerpool.experiments.plots import mean_curve
 from powerpool.experiments.report import ReportOptions, read_records, record_path, write_report
+from powerpool.options import parse
 from powerpool.records import RecordError, RunRecord
 from tests.experiments import runs
 
@@ -342,7 +342,7 @@ def test_the_command_reads_a_folder_and_writes_beside_the_records(tmp_path: Path
         *((record.method, "validation-only") for record in RECORDS),
         ("GIN0", "retrain"),
     }
-    options = _parse_options(ReportOptions, "report", [f"--records={tmp_path}"])
+    options = parse(ReportOptions, [f"--records={tmp_path}"])
     assert options == ReportOptions(tmp_path)
     report.run(options)
     assert "README.md, report.html and 2 plots from 5 records" in capsys.readouterr().out

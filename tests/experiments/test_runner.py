@@ -24,7 +24,7 @@ from rich.console import Console
 from powerpool.checks import ArgumentError, PowerPoolError
 from powerpool.experiments import runner
 from powerpool.experiments.runner import UnexpectedUnitError, Unit, UnitError, run_units
-from powerpool.locks import LockedError, locked
+from powerpool.locks import LockedError
 from powerpool.records import RecordError, write_json
 
 PATIENCE = 60  # seconds: no test is about time, and none waits for ever
@@ -455,27 +455,6 @@ def test_no_jobs_means_the_cores_that_may_be_used(tmp_path, threads):
     assert 1 <= runner.usable_cores() <= len(os.sched_getaffinity(0))
     assert run_units(units_of(tmp_path, partial(square, tmp_path, 0)), None, console=recorder()) == SIX_RESULTS[:1]
     assert run_units([], console=recorder()) == []
-
-
-# The lock.
-
-
-def test_a_folder_is_locked_until_the_block_ends(tmp_path):
-    folder = tmp_path / "new"
-    with (
-        locked(folder),
-        pytest.raises(LockedError, match=f"process {os.getpid()} on .*Wait until it has ended"),
-        locked(folder),
-    ):
-        pass
-    with locked(folder):
-        pass
-
-
-def test_a_lock_that_cannot_be_made_is_an_error_of_its_folder(tmp_path):
-    (tmp_path / ".lock").mkdir()
-    with pytest.raises(RecordError, match=r"Cannot write .*\.lock: .*Choose a folder"), locked(tmp_path):
-        pass
 
 
 # Progress.

@@ -1,0 +1,63 @@
+"""The published graph results: records that are whole, and a report that says what they say."""
+
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from powerpool.configs import read_recipe
+from powerpool.experiments.graph import PLACES
+from powerpool.experiments.report import BASELINE, read_records, record_path, write_report
+from powerpool.pipelines.graph.config import GraphConfig
+from powerpool.pipelines.graph.methods import METHODS
+
+RESULTS = Path(__file__).parents[2] / "results/graph"
+PAPER = ("MUTAG", "PTC_MR", "PROTEINS", "NCI1")
+
+
+@pytest.fixture(scope="module")
+def records():
+    return read_records(RESULTS)
+
+
+def test_the_report_is_the_one_of_the_records(records, tmp_path):
+    written = write_report(records, tmp_path, baseline=BASELINE, order=tuple(METHODS))
+    for path in written:
+        # The HTML page and the pictures depend on the version of matplotlib; the tables do not.
+        if path.name == "README.md":
+            assert path.read_text() == (RESULTS / path.name).read_text(), (
+                "run: powerpool report --records results/graph"
+            )
+        assert (RESULTS / path.relative_to(tmp_path)).exists()
+
+
+def test_every_record_lies_where_its_name_says_and_is_from_a_clean_checkout(records):
+    for record in records:
+        assert (RESULTS / record_path(record)).exists()
+        assert record.environment["dirty"] is False
+        assert record.environment["threads"] == 1
+
+
+def test_every_record_was_made_with_the_recipe_that_ships(records):
+    for record in records:
+        model = {"method": record.method, "beta": record.config["model"]["beta"]}
+        wanted = asdict(read_recipe(f"graph/{record.data}", GraphConfig))
+        wanted["model"] |= model  # a row has its own method, and beta only where the method has one
+        assert record.config == {name: value for name, value in wanted.items() if name not in PLACES}
+
+
+def test_all_rows_are_there(records):
+    rows = {(record.data, record.method, record.protocol) for record in records}
+    for data in PAPER:
+        small = data in ("MUTAG", "PTC_MR")
+        methods = METHODS if small else ("GIN0", "SOP", "SOP+SigmE", "SOP+NewtonSchulz", "SOP+SpecMaxExpF")
+        for method in methods:
+            for protocol in ("validation-only", "retrain") if small else ("validation-only",):
+                assert (data, method, protocol) in rows
+    assert all(record.count == 10 for record in records)
+
+
+def test_rows_of_a_data_set_are_on_the_same_folds(records):
+    for data in PAPER:
+        seeds = {(record.seed, record.config["folds"]) for record in records if record.data == data}
+        assert len(seeds) == 1

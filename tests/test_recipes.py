@@ -1,0 +1,63 @@
+"""The recipes that ship with the package: each fits its pipeline, and every method of the tables can be built."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from powerpool.configs import read_recipe, recipe_names
+from powerpool.data.tu_sources import GRAPHS
+from powerpool.experiments.graph import ReproduceGraphOptions, read_settings
+from powerpool.pipelines.graph.config import GraphConfig
+from powerpool.pipelines.graph.methods import METHODS
+from powerpool.pipelines.graph.model import GraphClassifier
+
+GRAPH_RECIPES = [name for name in recipe_names() if name.startswith("graph/")]
+SCALES = {"graph/default", "graph/full", "graph/quick"}
+
+
+def test_the_scales_that_the_command_names_are_there():
+    assert set(GRAPH_RECIPES) >= SCALES
+
+
+@pytest.mark.parametrize("name", GRAPH_RECIPES)
+def test_a_recipe_is_called_by_the_set_that_it_is_for(name):
+    config = read_recipe(name, GraphConfig)
+    if name not in SCALES:
+        assert name == f"graph/{config.data}"
+        assert config.data in GRAPHS
+    assert config.data_root is None
+    assert config.download
+
+
+@pytest.mark.parametrize("name", GRAPH_RECIPES)
+def test_every_method_can_be_built_from_every_recipe(name):
+    recipe = read_recipe(name, GraphConfig)
+    for method, kind in METHODS.items():
+        beta = recipe.model.beta if "beta" in kind.parameters else 0.0
+        config = replace(recipe, model=replace(recipe.model, method=method, beta=beta))
+        points = list(config.points())
+        smallest = min(points, key=lambda point: (point.hidden, point.layers))
+        assert GraphClassifier(smallest, channels=3, classes=2).features > 0
+        assert len(set(points)) == len(points)
+
+
+@pytest.mark.parametrize(
+    "options, expected",
+    [
+        ({}, "graph/MUTAG"),
+        ({"quick": True}, "graph/quick"),
+        ({"full": True}, "graph/full"),
+        ({"recipe": "graph/default"}, "graph/default"),
+    ],
+)
+def test_the_options_choose_the_recipe(options, expected):
+    recipe = read_recipe(expected, GraphConfig, {"data": "MUTAG"})
+    assert read_settings(ReproduceGraphOptions(**options), "MUTAG") == recipe
+    assert read_settings(ReproduceGraphOptions(**options, seed=5), "MUTAG") == replace(recipe, seed=5)
+
+
+def test_a_set_without_a_recipe_of_its_own_has_the_default():
+    default = read_recipe("graph/default", GraphConfig)
+    assert read_settings(ReproduceGraphOptions(), "somewhere/OWN") == replace(default, data="somewhere/OWN")
