@@ -26,6 +26,8 @@ from powerpool.records import RunRecord, environment
 
 PLACES = ("data_root", "download")
 """Settings that say where data is, on which no result depends."""
+SEED_STEP = 100
+"""From the seed of one repetition to the next: seeds of other runs, which people count from 0 on, are not repeated."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,7 @@ class ReproduceGraphOptions:
         full: the whole grid of the paper, instead of the small one
         jobs: folds that run at once, each on one thread; as many as there are cores without it. Figures do not
             depend on it
+        repeats: cross-validations, each with other folds and weights, that a record is made of
         seed: of folds, weights and batches, instead of that of the recipe
         out: where fold results, records and the report go; runs/reproduce/graph (-quick, -full) without it
         data_root: folder with data sets, as zips or folders; without it $POWERPOOL_DATA and the cache are searched
@@ -54,6 +57,7 @@ class ReproduceGraphOptions:
     quick: bool = False
     full: bool = False
     jobs: int | None = None
+    repeats: int = 1
     seed: int | None = None
     out: str | None = None
     data_root: str | None = None
@@ -67,6 +71,8 @@ class ReproduceGraphOptions:
             values = getattr(self, name)
             if not values or len(set(values)) != len(values):
                 raise ArgumentError(f"{name} must name at least one, and each once (got {values}).")
+        if self.repeats < 1:
+            raise ArgumentError(f"repeats must be at least 1 (got {self.repeats}).")
         chosen = [f"--{name}" for name in ("recipe", "quick", "full") if getattr(self, name)]
         if len(chosen) > 1:
             raise ArgumentError(f"{' and '.join(chosen)} contradict one another: each says which settings to take.")
@@ -79,19 +85,25 @@ class ReproduceGraphOptions:
 
 
 @dataclass(frozen=True)
-class Entry:
+class Part:
+    """A fold of a row."""
+
+    config: GraphConfig
+    """With the seed of its repetition."""
+    fold: int
+    folder: Path
+    """Where its results are: for these settings, this data and these versions alone."""
+
+
+@dataclass(frozen=True)
+class Row:
     """A method on a data set: a row of a table."""
 
     config: GraphConfig
     data: str
     """The name of the data set; in the configuration it may be a folder."""
-    folder: Path
-    """Where the results of its folds are: for these settings, this data and these versions alone."""
-
-    @property
-    def method(self) -> str:
-        """The name of the row."""
-        return self.config.model.method
+    parts: list[Part]
+    """The folds of the first repetition, then those of the next."""
 
 
 def run(options: ReproduceGraphOptions) -> None:
@@ -100,44 +112,46 @@ def run(options: ReproduceGraphOptions) -> None:
 
     folder, start = options.folder, environment()
     with locked(folder):
-        entries = [entry for data in options.data for entry in make_entries(options, data)]
+        rows = [row for data in options.data for row in make_rows(options, data)]
+        parts = [part for row in rows for part in row.parts]
         chosen = _run(
-            "validation-only",
-            [[partial(validation_only, entry.config, fold) for fold in range(entry.config.folds)] for entry in entries],
-            entries,
-            options.jobs,
+            "validation-only", parts, [partial(validation_only, part.config, part.fold) for part in parts], options.jobs
         )
         results = {"validation-only": chosen}
         if "retrain" in options.protocols:
-            again = [
-                [partial(retrain, entry.config, fold, result) for fold, result in enumerate(folds)]
-                for entry, folds in zip(entries, chosen, strict=True)
+            work = [
+                partial(retrain, part.config, part.fold, result) for part, result in zip(parts, chosen, strict=True)
             ]
-            results["retrain"] = _run("retrain", again, entries, options.jobs)
+            results["retrain"] = _run("retrain", parts, work, options.jobs)
         for protocol in options.protocols:
-            for entry, folds in zip(entries, results[protocol], strict=True):
-                record = make_record(entry, protocol, folds, start)
+            folds = iter(results[protocol])
+            for row in rows:
+                record = make_record(row, protocol, list(islice(folds, len(row.parts))), start)
                 record.write(folder / record_path(record))
         records = read_records(folder)
         written = write_report(records, folder, baseline=BASELINE, order=tuple(METHODS))
     console = Console()
     for path in written[:2]:
-        console.print(f"written: {path}", highlight=False, soft_wrap=True)
+        console.print(f"written: {path}", markup=False, highlight=False, soft_wrap=True)
 
 
-def make_entries(options: ReproduceGraphOptions, data: str) -> list[Entry]:
+def make_rows(options: ReproduceGraphOptions, data: str) -> list[Row]:
     """The rows of a data set, once its graphs were read and can be cut into the folds that are asked for."""
     recipe = read_settings(options, data)
     graphs = read_graphs(recipe)
     make_fold(recipe, graphs, 0)
-    entries = []
+    rows = []
     for method in options.methods:
         # A recipe is for all methods: its beta is for those that have one.
         beta = recipe.model.beta if "beta" in METHODS[method].parameters else 0.0
         config = replace(recipe, model=replace(recipe.model, method=method, beta=beta))
-        name = f"{method}-{_fingerprint(config, graphs)}"
-        entries.append(Entry(config, graphs.name, options.folder / "folds" / graphs.name / name))
-    return entries
+        parts = []
+        for repetition in range(options.repeats):
+            repeated = replace(config, seed=config.seed + SEED_STEP * repetition)
+            folder = options.folder / "folds" / graphs.name / f"{method}-{_fingerprint(repeated, graphs)}"
+            parts += [Part(repeated, fold, folder) for fold in range(config.folds)]
+        rows.append(Row(config, graphs.name, parts))
+    return rows
 
 
 def read_settings(options: ReproduceGraphOptions, data: str) -> GraphConfig:
@@ -148,42 +162,50 @@ def read_settings(options: ReproduceGraphOptions, data: str) -> GraphConfig:
     return read_recipe(name, GraphConfig, changes if options.seed is None else {**changes, "seed": options.seed})
 
 
-def make_record(entry: Entry, protocol: str, folds: list[dict[str, Any]], start: dict[str, Any]) -> RunRecord:
+def make_record(row: Row, protocol: str, folds: list[dict[str, Any]], start: dict[str, Any]) -> RunRecord:
     """The record of a row, from the results of its folds."""
-    # Folds run in processes of their own, and where the data lay says nothing about the result.
-    ran = {**start, "threads": 1, "variables": WORKER_VARIABLES}
+    numbered = [
+        {**result, "fold": number, "seed": part.config.seed}
+        for number, (part, result) in enumerate(zip(row.parts, folds, strict=True))
+    ]
     return RunRecord(
         pipeline="graph",
-        data=entry.data,
-        method=entry.method,
+        data=row.data,
+        method=row.config.model.method,
         protocol=protocol,
         metric=METRIC,
-        folds=tuple(folds),
-        config={name: value for name, value in asdict(entry.config).items() if name not in PLACES},
-        seed=entry.config.seed,
+        folds=tuple(numbered),
+        config=_settings(row.config),
+        seed=row.config.seed,
         seconds=sum(fold["seconds"] for fold in folds),
-        environment=ran,
+        # Folds run in processes of their own.
+        environment={**start, "threads": 1, "variables": WORKER_VARIABLES},
     )
 
 
 def _run(
-    protocol: str, work: list[list[partial[dict[str, Any]]]], entries: list[Entry], jobs: int | None
-) -> list[list[dict[str, Any]]]:
-    """The result of every fold of every row under a protocol; those that are on the disk are read."""
+    protocol: str, parts: list[Part], work: list[partial[dict[str, Any]]], jobs: int | None
+) -> list[dict[str, Any]]:
+    """The result of every fold under a protocol; those that are on the disk are read."""
     units = [
-        Unit(entry.folder / f"{protocol}-{fold:02d}.json", f"{entry.data} {entry.method} fold {fold}", one)
-        for entry, folds in zip(entries, work, strict=True)
-        for fold, one in enumerate(folds)
+        Unit(
+            part.folder / f"{protocol}-{part.fold:02d}.json",
+            f"{part.folder.parent.name} {part.config.model.method} seed {part.config.seed} fold {part.fold}",
+            one,
+        )
+        for part, one in zip(parts, work, strict=True)
     ]
-    results = iter(run_units(units, jobs, description=f"folds of {protocol}"))
-    return [list(islice(results, len(folds))) for folds in work]
+    return run_units(units, jobs, description=f"folds of {protocol}")
+
+
+def _settings(config: GraphConfig) -> dict[str, Any]:
+    return {name: value for name, value in asdict(config).items() if name not in PLACES}
 
 
 def _fingerprint(config: GraphConfig, graphs: GraphSet) -> str:
     """Another one for other settings, other graphs or other versions, so that no result is taken for another's."""
-    settings = {name: value for name, value in asdict(config).items() if name not in PLACES}
     digest = hashlib.blake2b(digest_size=4)
-    digest.update(json.dumps([settings, __version__, torch.__version__], sort_keys=True).encode())
+    digest.update(json.dumps([_settings(config), __version__, torch.__version__], sort_keys=True).encode())
     for column in (graphs.columns, graphs.node_ptr, graphs.edge_index, graphs.targets):
         digest.update(column.numpy().tobytes())
     return digest.hexdigest()

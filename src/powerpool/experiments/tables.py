@@ -156,7 +156,8 @@ def introduction(group: Group) -> str:
     folds = f"{counts[0]} fold{'s' if counts[0] > 1 else ''}"
     if len(counts) > 1:
         folds = f"{counts[0]} to {counts[-1]} folds, not the same number for every method"
-    seeds = sorted({row.record.seed for row in group.rows})
+    # A record of several cross-validations says the seed of each with its folds.
+    seeds = sorted({fold.get("seed", row.record.seed) for row in group.rows for fold in row.record.folds})
     seeds_text = f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
     return f"Protocol {group.protocol}{meaning}. {folds[0].upper()}{folds[1:]}, {seeds_text}; {group.metric}."
 

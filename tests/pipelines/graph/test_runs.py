@@ -91,24 +91,24 @@ def test_a_model_with_code_in_it_is_refused_and_the_code_does_not_run(graphs, tm
 @pytest.mark.parametrize(
     "change, expected",
     [
-        ({"format": 2}, r"is no model of graph classification: it has pipeline 'graph', format 2, needed is format 1"),
+        ({"format": 2}, r"no model of graph classification: it has pipeline 'graph', format 2, needed is format 1"),
         ({"pipeline": "image"}, r"it has pipeline 'image', format 1"),
-        ({"weights": {}}, r"is a damaged model: RuntimeError: Error\(s\) in loading state_dict"),
-        ({"weights": None}, r"is a damaged model"),
-        ({"classes": [1, 2, 3]}, r"is a damaged model: RuntimeError"),
-        ({"classes": 3}, r"is a damaged model"),
-        ({"features": {"kind": "labels"}}, r"is a damaged model: KeyError"),
-        ({"features": {"kind": "colour", "values": [1]}}, r"is a damaged model"),
-        ({"features": None}, r"is a damaged model"),
-        ({"config": {"method": "nothing"}}, r"is a damaged model"),
-        ({"config": {"hidden": "8"}}, r"is a damaged model"),
-        ({"config": {"heads": 8}}, r"is a damaged model: TypeError"),
+        ({"weights": {}}, r"a damaged model: RuntimeError: Error\(s\) in loading state_dict"),
+        ({"weights": None}, r"a damaged model"),
+        ({"classes": [1, 2, 3]}, r"a damaged model: RuntimeError"),
+        ({"classes": 3}, r"a damaged model"),
+        ({"features": {"kind": "labels"}}, r"a damaged model: KeyError"),
+        ({"features": {"kind": "colour", "values": [1]}}, r"a damaged model"),
+        ({"features": None}, r"a damaged model"),
+        ({"config": {"method": "nothing"}}, r"a damaged model"),
+        ({"config": {"hidden": "8"}}, r"a damaged model"),
+        ({"config": {"heads": 8}}, r"a damaged model: TypeError"),
     ],
 )
 def test_a_file_that_holds_something_else_is_refused_in_words(graphs, tmp_path, change, expected):
     untrained(graphs).save(tmp_path / "model.pt")
     save_state(tmp_path / "model.pt", {**load_state(tmp_path / "model.pt"), **change})
-    with pytest.raises(RecordError, match=rf"model\.pt {expected}" if expected[0] == "i" else expected):
+    with pytest.raises(RecordError, match=rf"model\.pt is .*{expected}"):
         load_run(tmp_path)
 
 

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from typing_extensions import Self
 
+EVALUATION = "evaluation.json"
 
 # ---- train -----------------------------------------------------------------------------------------------------------
 
@@ -99,6 +100,7 @@ def train(options: TrainOptions) -> None:
         f"{config.model.method} on {graphs.name}, {options.protocol}, fold {options.fold}: "
         f"test accuracy {result['value']:.1f} %, epoch {result['epoch']}, {_listed(result['chosen'])}, "
         f"{result['seconds']:.1f} s. The model is in {folder}.",
+        markup=False,
         highlight=False,
         soft_wrap=True,
     )
@@ -140,7 +142,7 @@ def _open(folder: Path, options: TrainOptions, console: Console) -> None:
     wanted = _RunConfig(**{field.name: getattr(options, field.name) for field in fields(_RunConfig)})
     file = folder / CONFIG
     if options.overwrite:
-        for old in [folder / MODEL, folder / RECORD, *folder.glob(f"{TRIALS}/*.pt")]:
+        for old in [folder / MODEL, folder / RECORD, folder / EVALUATION, *folder.glob(f"{TRIALS}/*.pt")]:
             old.unlink(missing_ok=True)
     elif file.exists():
         if read_recipe(file, _RunConfig) != wanted:
@@ -153,14 +155,16 @@ def _open(folder: Path, options: TrainOptions, console: Console) -> None:
                 f"{folder} holds this very run, finished. Look at it with 'powerpool evaluate graph --run {folder}', "
                 "choose another --out, or train it anew with --overwrite."
             )
-        console.print(f"Going on with the run in {folder}.", highlight=False, soft_wrap=True)
+        console.print(f"Going on with the run in {folder}.", markup=False, highlight=False, soft_wrap=True)
     write_text(file, to_yaml(wanted))
 
 
 def _say_unused(config: GraphConfig, console: Console) -> None:
     """Tell of a grid that does not concern the method: the user may have meant another one."""
     if config.grid.eta and "eta" not in METHODS[config.model.method].parameters:
-        console.print(f"{config.model.method} has no eta: grid.eta is not used.", highlight=False, soft_wrap=True)
+        console.print(
+            f"{config.model.method} has no eta: grid.eta is not used.", markup=False, highlight=False, soft_wrap=True
+        )
 
 
 class _Epochs:
@@ -222,6 +226,7 @@ class EvaluateOptions:
 def evaluate(options: EvaluateOptions) -> None:
     """Print and write accuracy, loss, accuracy by class and the confusion matrix."""
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     model, config = load_run(options.run), read_recipe(Path(options.run, CONFIG), _RunConfig)
@@ -230,12 +235,12 @@ def evaluate(options: EvaluateOptions) -> None:
     chosen = torch.arange(len(graphs)) if options.data else make_fold(config, graphs, config.fold).test
     which = "all graphs" if options.data else f"the test graphs of fold {config.fold}"
     figures = evaluation_figures(model, graphs, chosen)
-    file = Path(options.out or Path(options.run, "evaluation.json"))
+    file = Path(options.out or Path(options.run, EVALUATION))
     write_json(file, {"data": graphs.name, "graphs": which, **figures, "environment": environment()})
     table = Table(
-        title=f"{model.config.method} on {which} of {graphs.name}: accuracy {figures['accuracy']:.1f} %, "
+        title=f"{model.config.method} on {which} of {escape(graphs.name)}: accuracy {figures['accuracy']:.1f} %, "
         f"loss {figures['loss']:.3f}, {figures['count']} graphs",
-        caption=f"written to {file}",
+        caption=escape(f"written to {file}"),
     )
     table.add_column("class", justify="right")
     table.add_column("graphs", justify="right")
@@ -250,14 +255,14 @@ def evaluate(options: EvaluateOptions) -> None:
 
 def evaluation_figures(model: TrainedModel, graphs: GraphSet, chosen: Tensor) -> dict[str, Any]:
     """Accuracy in percent, mean cross-entropy, accuracy by class, and how often each class was said for each."""
-    probabilities, targets = model.probabilities(graphs, chosen), graphs.targets[chosen]
+    scores, targets = model.logits(graphs, chosen), graphs.targets[chosen]
     count = len(model.classes)
-    said = probabilities.argmax(-1)
+    said = scores.argmax(-1)
     confusion = (targets * count + said).bincount(minlength=count * count).view(count, count)
     sizes, right = confusion.sum(1).tolist(), confusion.diagonal().tolist()
     return {
         "accuracy": 100 * sum(right) / len(chosen),
-        "loss": float(nn.functional.nll_loss(probabilities.log(), targets)),
+        "loss": float(nn.functional.cross_entropy(scores, targets)),
         "count": len(chosen),
         "accuracy_by_class": {
             str(label): 100 * hits / size if size else None

@@ -55,8 +55,14 @@ class TrainedModel:
         self, graphs: GraphSet, chosen: Tensor | Sequence[int] | None = None, batch_size: int = 128
     ) -> Tensor:  # shape: (graphs, classes)
         """How probable each class is, for all graphs or those of the given numbers."""
+        return self.logits(graphs, chosen, batch_size).softmax(-1)
+
+    def logits(
+        self, graphs: GraphSet, chosen: Tensor | Sequence[int] | None = None, batch_size: int = 128
+    ) -> Tensor:  # shape: (graphs, classes)
+        """The same before softmax, for losses: a probability may be 0 in float32."""
         numbers = torch.arange(len(graphs)) if chosen is None else torch.as_tensor(chosen)
-        return logits(self.network, batches(graphs, numbers, batch_size)).softmax(-1)
+        return logits(self.network, batches(graphs, numbers, batch_size))
 
     def save(self, path: str | Path) -> None:
         """Write the model atomically."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -114,7 +115,9 @@ class Training:
             validated = score(self.model, self.validation)
             self.curves.validation_loss.append(validated.loss)
             self.curves.validation_accuracy.append(validated.accuracy)
-            if self.best is None or validated.loss < self.best.score.loss:
+            # A loss that is no number is never the best: nothing would be below it.
+            lowest = math.inf if self.best is None else self.best.score.loss
+            if validated.loss < lowest:
                 weights = {name: value.detach().clone() for name, value in self.model.state_dict().items()}
                 self.best = Best(self.epoch, validated, weights)
 
