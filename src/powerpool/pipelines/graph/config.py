@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Literal
 
+import torch
+
 from powerpool.checks import ArgumentError, PowerPoolError, require_beta, require_choice
 from powerpool.pipelines.graph.methods import METHODS
 
@@ -78,6 +80,8 @@ class TrainingConfig:
         decay_every: epochs after which the rate falls
         decay_factor: what the rate is multiplied with then
         weight_decay: of Adam
+        batch_norm: statistics that a model is evaluated with: exact, those of the training graphs under the final
+            weights, or running, as they were gathered during training
         device: cpu, cuda or cuda:1
     """
 
@@ -87,6 +91,7 @@ class TrainingConfig:
     decay_every: int = 50
     decay_factor: float = 0.5
     weight_decay: float = 0.0
+    batch_norm: Literal["exact", "running"] = "exact"
     device: str = "cpu"
 
     def __post_init__(self) -> None:
@@ -98,6 +103,13 @@ class TrainingConfig:
             raise ArgumentError(f"training.learning_rate must be above 0 (got {self.learning_rate}).")
         if not 0 < self.decay_factor <= 1:
             raise ArgumentError(f"training.decay_factor must be above 0 and at most 1 (got {self.decay_factor}).")
+        require_choice(self.batch_norm, ("exact", "running"), "training.batch_norm")
+        try:
+            torch.device(self.device)
+        except RuntimeError as error:
+            raise ArgumentError(
+                f"training.device must be a device of torch, such as cpu or cuda:0 (got {self.device!r})."
+            ) from error
 
 
 @dataclass(frozen=True)

@@ -117,6 +117,7 @@ def train_again(
     fold = make_fold(config, graphs, number)
     training = Training(model, config.training, graphs, fold.train_and_validation, seed=_seed(config, number))
     _run(training, epochs, None if folder is None else folder / "retrain.pt", watch)
+    training.settle()
     return training
 
 

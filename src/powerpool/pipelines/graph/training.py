@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from powerpool.data import GraphBatch, GraphSet
 from powerpool.pipelines.graph.config import ModelConfig, TrainingConfig
-from powerpool.pipelines.graph.model import GraphClassifier
+from powerpool.pipelines.graph.model import GraphClassifier, settle_batch_norm
 
 
 @dataclass(frozen=True)
@@ -112,6 +112,7 @@ class Training:
         self.schedule.step()
         self.curves.train_loss.append(loss)
         if self.validation is not None:
+            self.settle()
             validated = score(self.model, self.validation)
             self.curves.validation_loss.append(validated.loss)
             self.curves.validation_accuracy.append(validated.accuracy)
@@ -121,10 +122,17 @@ class Training:
                 weights = {name: value.detach().clone() for name, value in self.model.state_dict().items()}
                 self.best = Best(self.epoch, validated, weights)
 
+    def settle(self) -> None:
+        """Make the model ready for evaluation."""
+        if self.config.batch_norm == "exact":
+            parts = split(self.train, self.config.batch_size)
+            settle_batch_norm(self.model, (self.graphs[part.to(self.config.device)] for part in parts))
+
     def _train(self) -> float:
         self.model.train()
         total = torch.zeros((), device=self.config.device)
-        for part in self.train[torch.randperm(len(self.train), generator=self.order)].split(self.config.batch_size):
+        order = torch.randperm(len(self.train), generator=self.order)
+        for part in split(self.train[order], self.config.batch_size):
             batch = self.graphs[part.to(self.config.device)]
             loss = nn.functional.cross_entropy(self.model(batch), batch.y)
             self.optimizer.zero_grad(set_to_none=True)
@@ -156,6 +164,17 @@ class Training:
         self.curves = Curves(**state["curves"])
         best = state["best"]
         self.best = best and Best(best["epoch"], Score(**best["score"]), best["weights"])
+
+
+def split(numbers: Tensor, size: int) -> list[Tensor]:
+    """Numbers of graphs, ``size`` to a batch; a last one alone joins the batch before.
+
+    It may have one node, and batch normalization has no variance for that.
+    """
+    *parts, last = numbers.split(size)
+    if parts and len(last) == 1:
+        return [*parts[:-1], torch.cat([parts[-1], last])]
+    return [*parts, last]
 
 
 def batches(graphs: GraphSet, chosen: Tensor, size: int) -> list[GraphBatch]:
