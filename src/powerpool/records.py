@@ -34,6 +34,10 @@ class RecordError(PowerPoolError, ValueError):
     """A file is missing, is not JSON, or is not the record that was asked for."""
 
 
+PACKAGES = ("lightning", "numpy", "scipy", "torch_geometric", "transformers")
+"""Others that a result may depend on, where they are installed."""
+
+
 def environment() -> dict[str, Any]:
     """Processor, versions, threads, commit, time and command: all that a number depends on beside the code's input."""
     commit = _git("rev-parse", "HEAD")
@@ -45,6 +49,7 @@ def environment() -> dict[str, Any]:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "powerpool": metadata.version("powerpool"),
+        "packages": {name: version for name in PACKAGES if (version := _version(name)) is not None},
         "cuda": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "threads": torch.get_num_threads(),
         "variables": {name: value for name, value in sorted(os.environ.items()) if name.startswith(("OMP_", "MKL_"))},
@@ -259,6 +264,12 @@ def _as_json(value: Any, name: str) -> Any:
         raise RecordError(
             f"{name} must hold what JSON can: texts, finite numbers, lists, objects, none ({error})."
         ) from error
+
+
+def _version(package: str) -> str | None:
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        return metadata.version(package)
+    return None
 
 
 def _processor() -> str:

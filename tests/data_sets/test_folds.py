@@ -99,7 +99,7 @@ def test_fewer_than_three_parts_are_refused(count: int) -> None:
 
 
 def test_a_class_with_too_few_members_is_named() -> None:
-    with pytest.raises(ValueError, match=r"class 7 has only 4\. Pass count=4, or merge or leave out the class"):
+    with pytest.raises(ValueError, match=r"class 7 has only 4\. Cut into 4 parts, or merge or leave out the class"):
         stratified_folds([3] * 20 + [7] * 4, count=5)
     with pytest.raises(ValueError, match=r"class 7 has only 2\. Merge or leave out the class"):
         stratified_folds([3] * 20 + [7] * 2, count=5)

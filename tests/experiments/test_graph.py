@@ -233,7 +233,6 @@ def test_no_record_says_where_the_data_lies(tmp_path, monkeypatch):
     assert fold_files(tmp_path / "option").keys() == fold_files(tmp_path / "variable").keys()
 
 
-@pytest.mark.xfail(raises=AssertionError, reason="the record of the second takes the place of that of the first")
 @pytest.mark.usefixtures("threads")
 def test_two_sets_of_one_name_are_not_written_over_one_another(tmp_path, capsys):
     for name, first in (("one", 0), ("two", 1)):

@@ -62,7 +62,7 @@ def stratified_folds(targets: Tensor | Sequence[int], count: int = 10, seed: int
     classes, members = targets.cpu().unique(return_counts=True)
     fewest = int(members.min())
     if fewest < count:
-        remedy = f"Pass count={fewest}, or merge" if fewest >= 3 else "Merge"
+        remedy = f"Cut into {fewest} parts, or merge" if fewest >= 3 else "Merge"
         raise ArgumentError(
             f"Each of the {count} parts needs a member of every class, and class {int(classes[members.argmin()])} has "
             f"only {fewest}. {remedy} or leave out the class."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -140,6 +141,14 @@ class GraphSet:
     def channels(self) -> int:
         """Channels of the node features."""
         return self.features.channels
+
+    @property
+    def digest(self) -> str:
+        """A name for the content: graphs with other nodes, edges, features or classes have another one."""
+        found = hashlib.blake2b(f"{self.features} {self.classes}".encode(), digest_size=8)
+        for column in (self.columns, self.node_ptr, self.edge_index, self.targets):
+            found.update(column.cpu().numpy().tobytes())
+        return found.hexdigest()
 
     @property
     def graph(self) -> Tensor:  # shape: (nodes,)

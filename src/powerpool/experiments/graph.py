@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from powerpool import __version__
+import powerpool
 from powerpool.checks import ArgumentError, require_choice
-from powerpool.configs import read_recipe, recipe_names
+from powerpool.configs import Setting, make_config, read_settings, recipe_names
 from powerpool.data import GraphSet
 from powerpool.experiments.report import BASELINE, read_records, record_path, write_report
 from powerpool.experiments.runner import WORKER_VARIABLES, Unit, run_units
@@ -26,8 +27,10 @@ from powerpool.records import RunRecord, environment
 
 PLACES = ("data_root", "download")
 """Settings that say where data is, on which no result depends."""
-SEED_STEP = 100
-"""From the seed of one repetition to the next: seeds of other runs, which people count from 0 on, are not repeated."""
+NO_RESULT = ("bench", "demo.py", "experiments", "cli.py", "options.py")
+"""Parts of the package that no result of a fold depends on."""
+RESULT = ("fold", "value", "chosen", "epoch", "seconds", "origin")
+"""What the result of a fold has at least."""
 
 
 @dataclass(frozen=True)
@@ -35,33 +38,31 @@ class ReproduceGraphOptions:
     """Train and test readouts by fold, and put the table beside the paper's figures.
 
     Args:
-        data: data sets of the TU collection; each has a recipe with its settings
-        methods: rows of the table; all of them without it
+        data: data sets of the TU collection, each of which has a recipe, or folders or zips in the TU format
+        methods: rows of the table; all of them without it. The method of a recipe is not looked at
         protocols: validation-only, retrain or both
-        recipe: settings for all data sets, instead of those of each: a YAML file, or the name of one that is installed
+        recipe: settings for all data sets, instead of those of each: a YAML file, or the name of one that ships
         quick: a few small trainings, to see that everything runs; the figures mean nothing
-        full: the whole grid of the paper, instead of the small one
+        full: a grid over the paper's whole ranges of hidden units and layers: hours to days
         jobs: folds that run at once, each on one thread; as many as there are cores without it. Figures do not
             depend on it
-        repeats: cross-validations, each with other folds and weights, that a record is made of
         seed: of folds, weights and batches, instead of that of the recipe
         out: where fold results, records and the report go; runs/reproduce/graph (-quick, -full) without it
         data_root: folder with data sets, as zips or folders; without it $POWERPOOL_DATA and the cache are searched
         download: whether data that is not on this machine may be fetched from the network
     """
 
-    data: list[str] = field(default_factory=lambda: ["MUTAG"])
+    data: list[str] = field(default_factory=list)
     methods: list[str] = field(default_factory=lambda: list(METHODS))
     protocols: list[str] = field(default_factory=lambda: list(PROTOCOLS))
     recipe: str | None = None
     quick: bool = False
     full: bool = False
     jobs: int | None = None
-    repeats: int = 1
     seed: int | None = None
     out: str | None = None
     data_root: str | None = None
-    download: bool = True
+    download: bool | None = None
 
     def __post_init__(self) -> None:
         for name, choices in (("methods", tuple(METHODS)), ("protocols", PROTOCOLS)):
@@ -69,13 +70,16 @@ class ReproduceGraphOptions:
                 require_choice(value, choices, f"value of {name}")
         for name in ("data", "methods", "protocols"):
             values = getattr(self, name)
-            if not values or len(set(values)) != len(values):
+            if len(set(values)) != len(values) or (name != "data" and not values):
                 raise ArgumentError(f"{name} must name at least one, and each once (got {values}).")
-        if self.repeats < 1:
-            raise ArgumentError(f"repeats must be at least 1 (got {self.repeats}).")
         chosen = [f"--{name}" for name in ("recipe", "quick", "full") if getattr(self, name)]
         if len(chosen) > 1:
             raise ArgumentError(f"{' and '.join(chosen)} contradict one another: each says which settings to take.")
+
+    @property
+    def data_sets(self) -> list[str | None]:
+        """What to read; None for the data set that the recipe names, which is MUTAG if none does."""
+        return [*self.data] or ([None] if self.recipe else ["MUTAG"])
 
     @property
     def folder(self) -> Path:
@@ -85,25 +89,18 @@ class ReproduceGraphOptions:
 
 
 @dataclass(frozen=True)
-class Part:
-    """A fold of a row."""
-
-    config: GraphConfig
-    """With the seed of its repetition."""
-    fold: int
-    folder: Path
-    """Where its results are: for these settings, this data and these versions alone."""
-
-
-@dataclass(frozen=True)
 class Row:
     """A method on a data set: a row of a table."""
 
     config: GraphConfig
-    data: str
-    """The name of the data set; in the configuration it may be a folder."""
-    parts: list[Part]
-    """The folds of the first repetition, then those of the next."""
+    graphs: GraphSet
+    folder: Path
+    """Where the results of its folds are: for these settings, graphs, versions and this code alone."""
+
+    @property
+    def method(self) -> str:
+        """The name of the row."""
+        return self.config.model.method
 
 
 def run(options: ReproduceGraphOptions) -> None:
@@ -112,32 +109,30 @@ def run(options: ReproduceGraphOptions) -> None:
 
     folder, start = options.folder, environment()
     with locked(folder):
-        rows = [row for data in options.data for row in make_rows(options, data)]
-        parts = [part for row in rows for part in row.parts]
-        chosen = _run(
-            "validation-only", parts, [partial(validation_only, part.config, part.fold) for part in parts], options.jobs
-        )
+        rows = [row for data in options.data_sets for row in make_rows(options, data)]
+        _require_names(options, rows)
+        folds = [(row.config, fold) for row in rows for fold in range(row.config.folds)]
+        chosen = _run("validation-only", rows, [partial(validation_only, *fold) for fold in folds], options.jobs)
         results = {"validation-only": chosen}
         if "retrain" in options.protocols:
-            work = [
-                partial(retrain, part.config, part.fold, result) for part, result in zip(parts, chosen, strict=True)
-            ]
-            results["retrain"] = _run("retrain", parts, work, options.jobs)
+            work = [partial(retrain, *fold, result) for fold, result in zip(folds, chosen, strict=True)]
+            results["retrain"] = _run("retrain", rows, work, options.jobs)
         for protocol in options.protocols:
-            folds = iter(results[protocol])
+            remaining = iter(results[protocol])
             for row in rows:
-                record = make_record(row, protocol, list(islice(folds, len(row.parts))), start)
+                record = make_record(row, protocol, list(islice(remaining, row.config.folds)), start)
                 record.write(folder / record_path(record))
-        records = read_records(folder)
-        written = write_report(records, folder, baseline=BASELINE, order=tuple(METHODS))
+        written = write_report(read_records(folder), folder, baseline=BASELINE, order=tuple(METHODS))
     console = Console()
     for path in written[:2]:
         console.print(f"written: {path}", markup=False, highlight=False, soft_wrap=True)
+    if options.quick:
+        console.print("These figures mean nothing: --quick only shows that everything runs.", highlight=False)
 
 
-def make_rows(options: ReproduceGraphOptions, data: str) -> list[Row]:
+def make_rows(options: ReproduceGraphOptions, data: str | None) -> list[Row]:
     """The rows of a data set, once its graphs were read and can be cut into the folds that are asked for."""
-    recipe = read_settings(options, data)
+    recipe = read_config(options, data)
     graphs = read_graphs(recipe)
     make_fold(recipe, graphs, 0)
     rows = []
@@ -145,67 +140,109 @@ def make_rows(options: ReproduceGraphOptions, data: str) -> list[Row]:
         # A recipe is for all methods: its beta is for those that have one.
         beta = recipe.model.beta if "beta" in METHODS[method].parameters else 0.0
         config = replace(recipe, model=replace(recipe.model, method=method, beta=beta))
-        parts = []
-        for repetition in range(options.repeats):
-            repeated = replace(config, seed=config.seed + SEED_STEP * repetition)
-            folder = options.folder / "folds" / graphs.name / f"{method}-{_fingerprint(repeated, graphs)}"
-            parts += [Part(repeated, fold, folder) for fold in range(config.folds)]
-        rows.append(Row(config, graphs.name, parts))
+        folder = options.folder / "folds" / graphs.name / f"{method}-{_fingerprint(config, graphs)}"
+        rows.append(Row(config, graphs, folder))
     return rows
 
 
-def read_settings(options: ReproduceGraphOptions, data: str) -> GraphConfig:
-    """The recipe for a data set, with the options that replace values of it."""
-    scale = "graph/quick" if options.quick else "graph/full" if options.full else f"graph/{data}"
-    name = options.recipe or (scale if scale in recipe_names() else "graph/default")
-    changes = {"data": data, "data_root": options.data_root, "download": options.download}
-    return read_recipe(name, GraphConfig, changes if options.seed is None else {**changes, "seed": options.seed})
+def read_config(options: ReproduceGraphOptions, data: str | None) -> GraphConfig:
+    """The settings for a data set: of its recipe, then of ``--quick`` or ``--full``, then the options themselves.
+
+    Without a name the data set is that of the recipe.
+    """
+    names = recipe_names()
+    settings = read_settings(
+        options.recipe or (f"graph/{data}" if f"graph/{data}" in names else "graph/default"), GraphConfig
+    )
+    for scale in ("quick", "full"):
+        if getattr(options, scale):
+            settings |= read_settings(f"graph/{scale}", GraphConfig)
+    typed = {"data": data, "data_root": options.data_root, "download": options.download, "seed": options.seed}
+    settings |= {name: Setting(value) for name, value in typed.items() if value is not None}
+    # The methods are those of the options. This one fits whatever parameters the recipe has for others.
+    return make_config(GraphConfig, {**settings, "model.method": Setting(BASELINE)})
 
 
 def make_record(row: Row, protocol: str, folds: list[dict[str, Any]], start: dict[str, Any]) -> RunRecord:
     """The record of a row, from the results of its folds."""
-    numbered = [
-        {**result, "fold": number, "seed": part.config.seed}
-        for number, (part, result) in enumerate(zip(row.parts, folds, strict=True))
-    ]
+    # The folds may have been run by another command, from another state of the code: theirs is what counts.
+    origins = [fold["origin"] for fold in folds]
+    commits = sorted({str(origin["commit"]) for origin in origins if origin["commit"] is not None})
+    ran = {
+        **start,
+        "commit": ", ".join(commits) or None,
+        "dirty": any(origin["dirty"] for origin in origins) if commits else None,
+        "time": min(origin["time"] for origin in origins),
+        "threads": 1,
+        "variables": WORKER_VARIABLES,
+    }
     return RunRecord(
         pipeline="graph",
-        data=row.data,
-        method=row.config.model.method,
+        data=row.graphs.name,
+        method=row.method,
         protocol=protocol,
         metric=METRIC,
-        folds=tuple(numbered),
-        config=_settings(row.config),
+        folds=tuple({name: value for name, value in fold.items() if name != "origin"} for fold in folds),
+        config=_settings(row.config, row.graphs),
         seed=row.config.seed,
         seconds=sum(fold["seconds"] for fold in folds),
-        # Folds run in processes of their own.
-        environment={**start, "threads": 1, "variables": WORKER_VARIABLES},
+        environment=ran,
     )
 
 
-def _run(
-    protocol: str, parts: list[Part], work: list[partial[dict[str, Any]]], jobs: int | None
-) -> list[dict[str, Any]]:
-    """The result of every fold under a protocol; those that are on the disk are read."""
+def _run(protocol: str, rows: list[Row], work: list[partial[dict[str, Any]]], jobs: int | None) -> list[dict[str, Any]]:
+    """The result of every fold of every row under a protocol; those that are on the disk are read."""
+    places = [(row, fold) for row in rows for fold in range(row.config.folds)]
     units = [
         Unit(
-            part.folder / f"{protocol}-{part.fold:02d}.json",
-            f"{part.folder.parent.name} {part.config.model.method} seed {part.config.seed} fold {part.fold}",
-            one,
+            row.folder / f"{protocol}-{fold:02d}.json",
+            f"{row.graphs.name} {row.method} fold {fold}",
+            partial(_with_origin, one),
+            RESULT,
         )
-        for part, one in zip(parts, work, strict=True)
+        for (row, fold), one in zip(places, work, strict=True)
     ]
     return run_units(units, jobs, description=f"folds of {protocol}")
 
 
-def _settings(config: GraphConfig) -> dict[str, Any]:
-    return {name: value for name, value in asdict(config).items() if name not in PLACES}
+def _with_origin(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """The result of a fold, with the state of the code that it came from."""
+    found = environment()
+    return {**work(), "origin": {name: found[name] for name in ("commit", "dirty", "time")}}
+
+
+def _require_names(options: ReproduceGraphOptions, rows: list[Row]) -> None:
+    """Refuse two data sets of one name, whose records would take each other's place."""
+    names = [row.graphs.name for row in rows[:: len(options.methods)]]
+    for data, name in zip(options.data_sets, names, strict=True):
+        if names.count(name) > 1:
+            raise ArgumentError(
+                f"data names {names.count(name)} data sets that are called {name} (one is {data}). Rename a folder, or "
+                "give each a command and an --out of its own."
+            )
+
+
+def _settings(config: GraphConfig, graphs: GraphSet) -> dict[str, Any]:
+    """The configuration, with name and content of the data instead of the place where it lay."""
+    settings = {name: value for name, value in asdict(config).items() if name not in PLACES}
+    return {**settings, "data": graphs.name, "data_digest": graphs.digest}
 
 
 def _fingerprint(config: GraphConfig, graphs: GraphSet) -> str:
-    """Another one for other settings, other graphs or other versions, so that no result is taken for another's."""
-    digest = hashlib.blake2b(digest_size=4)
-    digest.update(json.dumps([_settings(config), __version__, torch.__version__], sort_keys=True).encode())
-    for column in (graphs.columns, graphs.node_ptr, graphs.edge_index, graphs.targets):
-        digest.update(column.numpy().tobytes())
+    """Another one for other settings, graphs, versions or code, so that no result is taken for another's."""
+    import torch_geometric
+
+    parts = [_settings(config, graphs), torch.__version__, torch_geometric.__version__, _code()]
+    return hashlib.blake2b(json.dumps(parts, sort_keys=True).encode(), digest_size=4).hexdigest()
+
+
+@cache
+def _code() -> str:
+    """A digest of the code that results depend on."""
+    root = Path(powerpool.__file__).parent
+    digest = hashlib.blake2b()
+    for path in sorted(root.rglob("*.py")):
+        name = path.relative_to(root)
+        if name.parts[0] not in NO_RESULT:
+            digest.update(f"{name.as_posix()}\0".encode() + path.read_bytes())
     return digest.hexdigest()

@@ -79,6 +79,8 @@ class Unit:
 
     It is pickled before the first unit starts, so it carries the names of things to load, not the things.
     """
+    keys: tuple[str, ...] = ()
+    """What the result has at least: a file without them is none."""
 
 
 def run_units(
@@ -177,9 +179,12 @@ def _is_done(unit: Unit, say: Callable[[str], None]) -> bool:
     if not unit.path.exists():
         return False
     try:
-        if isinstance(read_json(unit.path), dict):
+        found = read_json(unit.path)
+        if isinstance(found, dict) and all(key in found for key in unit.keys):
             return True
-        reason = f"{unit.path} is not the result of a unit: it holds no JSON object."
+        reason = (
+            f"{unit.path} is not the result of a unit: it holds no JSON object with {', '.join(unit.keys) or 'keys'}."
+        )
     except RecordError as error:
         if isinstance(error.__cause__, OSError):  # it may be whole, and cannot be read: that is not ours to mend
             raise

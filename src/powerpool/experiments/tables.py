@@ -119,7 +119,8 @@ def group(records: Iterable[RunRecord], baseline: str, order: Sequence[str]) -> 
 
 def table(group: Group) -> Table:
     """One line for each method; the best of ours is bold."""
-    best = max(row.record.mean for row in group.rows)
+    means = [row.record.mean for row in group.rows]
+    best = max(means) if means.count(max(means)) == 1 else None  # of several there is no best
     headings = (
         "method", "ours", "95 % interval", "folds", "paper", "ours - paper", "within one std of the paper",
         f"ours - {group.baseline}", "p", "corrected p", "chosen (folds)", "seconds",
@@ -142,7 +143,7 @@ def table(group: Group) -> Table:
                 MISSING if test is None else p_text(test.p_value),
                 MISSING if test is None else p_text(test.corrected_p_value),
                 chosen(record) or MISSING,
-                f"{record.seconds:.0f}",
+                f"{record.seconds:.0f}" if record.seconds >= 1 else "< 1",
             )
         )
     return Table(headings, rows)
@@ -156,8 +157,7 @@ def introduction(group: Group) -> str:
     folds = f"{counts[0]} fold{'s' if counts[0] > 1 else ''}"
     if len(counts) > 1:
         folds = f"{counts[0]} to {counts[-1]} folds, not the same number for every method"
-    # A record of several cross-validations says the seed of each with its folds.
-    seeds = sorted({fold.get("seed", row.record.seed) for row in group.rows for fold in row.record.folds})
+    seeds = sorted({row.record.seed for row in group.rows})
     seeds_text = f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
     return f"Protocol {group.protocol}{meaning}. {folds[0].upper()}{folds[1:]}, {seeds_text}; {group.metric}."
 
@@ -201,10 +201,15 @@ def _row(record: RunRecord, baseline: RunRecord | None) -> Row:
     if baseline is None or baseline is record:
         return Row(record, paper, None, None)
     ours, theirs = record.paired(baseline)
-    if record.seed != baseline.seed or len(ours) < 2:  # another seed cuts other folds, with the same numbers
+    if _cut(record) != _cut(baseline) or len(ours) < 2:
         return Row(record, paper, record.mean - baseline.mean, None)
     test = paired_test(ours, theirs, test_to_train=_test_to_train(record))
     return Row(record, paper, test.difference, test)
+
+
+def _cut(record: RunRecord) -> tuple[Any, ...]:
+    """What the folds depend on: folds of the same number are the same graphs only where all of it is the same."""
+    return record.seed, record.config.get("folds"), record.config.get("data_digest")
 
 
 def _test_to_train(record: RunRecord) -> float:
@@ -245,7 +250,7 @@ def _not_paired(group: Group) -> list[str]:
     alone = [row.record.method for row in group.compared if row.test is None]
     if not alone:
         return []
-    return [f"Not tested against {group.baseline}, for lack of two folds of the same seed: {', '.join(alone)}."]
+    return [f"Not tested against {group.baseline}, for lack of two folds with the same graphs: {', '.join(alone)}."]
 
 
 def _fewer_folds(row: Row, baseline: RunRecord | None) -> str:

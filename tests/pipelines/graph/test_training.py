@@ -185,7 +185,6 @@ def test_a_score_is_the_mean_over_all_graphs_in_evaluation_mode(graphs):
     assert not logits(model, batches(graphs, chosen, 10)).requires_grad
 
 
-@pytest.mark.xfail(raises=ValueError, reason="batch normalization has no statistics of one row")
 def test_a_last_batch_of_one_graph_with_one_node_is_trained_on(tmp_path):
     from tests.data_sets.tu_sets import Graph
     from tests.pipelines.graph.samples import rings_and_stars, write_own_set

@@ -5,8 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import sys
-import time
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +16,7 @@ from powerpool.checks import ArgumentError
 from powerpool.configs import read_recipe, to_yaml
 from powerpool.data import GraphSet
 from powerpool.locks import locked
-from powerpool.pipelines.graph.config import GraphConfig, Protocol
+from powerpool.pipelines.graph.config import GraphConfig, ModelConfig, Protocol
 from powerpool.pipelines.graph.evaluation import (
     METRIC,
     choose,
@@ -39,6 +38,8 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 EVALUATION = "evaluation.json"
+READOUT_FIELDS = ("eta", "gamma", "asinhe_gamma", "t", "iterations", "beta")
+"""Settings of the model that only some readouts have."""
 
 # ---- train -----------------------------------------------------------------------------------------------------------
 
@@ -50,7 +51,7 @@ class TrainOptions(GraphConfig):
     Args:
         data: a set of the TU collection, such as MUTAG, or a folder or zip in the TU format
         data_root: folder with data sets, as zips or folders; without it $POWERPOOL_DATA and the cache are searched
-        features: one-hot node features: auto (labels, else degree), labels, degree or constant
+        features: one-hot node features: labels, degree, constant, or auto: labels, else degree, but constant for REDDIT
         degree_cap: the last column of degree features is for this degree and all higher ones
         download: whether data that is not on this machine may be fetched from the network
         model: GIN0 and its readout
@@ -72,7 +73,12 @@ class TrainOptions(GraphConfig):
     @property
     def config(self) -> GraphConfig:
         """What a result depends on, beside the fold and the protocol."""
-        return GraphConfig(**{field.name: getattr(self, field.name) for field in fields(GraphConfig)})
+        return GraphConfig(**self.shared)
+
+    @property
+    def shared(self) -> dict[str, Any]:
+        """The fields that it has from the configuration."""
+        return {field.name: getattr(self, field.name) for field in fields(GraphConfig)}
 
 
 @dataclass(frozen=True)
@@ -81,6 +87,7 @@ class _RunConfig(GraphConfig):
 
     protocol: Protocol = "validation-only"
     fold: int = 0
+    data_digest: str = ""
 
 
 def train(options: TrainOptions) -> None:
@@ -94,7 +101,7 @@ def train(options: TrainOptions) -> None:
     console = Console(stderr=True)
     _say_unused(config, console)
     with locked(folder):
-        _open(folder, options, console)
+        _open(folder, options, graphs, console)
         result = _train(options, graphs, folder, console)
     Console().print(
         f"{config.model.method} on {graphs.name}, {options.protocol}, fold {options.fold}: "
@@ -108,19 +115,19 @@ def train(options: TrainOptions) -> None:
 
 def _train(options: TrainOptions, graphs: GraphSet, folder: Path, console: Console) -> dict[str, Any]:
     """Train and test; the model and the record are in the folder then. What is recorded of the fold."""
-    config, start = options.config, time.perf_counter()
+    config = options.config
     points = len(list(config.points()))
     with _Epochs(console, points * config.training.epochs) as epochs:
         trials = choose(config, graphs, options.fold, folder / TRIALS, epochs.watch)
         best, network = trials[0], restore(config, graphs, trials[0])
         tested = test_score(config, graphs, options.fold, network)
-        result = chosen_result(options.fold, trials, tested, time.perf_counter() - start)
+        result = chosen_result(options.fold, trials, tested)
         if options.protocol == "retrain":
             epochs.add(best.epoch)
             training = train_again(config, graphs, options.fold, best.model, best.epoch, folder / TRIALS, epochs.watch)
             network = training.model
             tested = test_score(config, graphs, options.fold, network)
-            result = retrained_result(result, training, tested, time.perf_counter() - start - result["seconds"])
+            result = retrained_result(result, training, tested)
     TrainedModel(best.model, network, graphs.features, graphs.classes).save(folder / MODEL)
     RunRecord(
         pipeline="graph",
@@ -137,15 +144,21 @@ def _train(options: TrainOptions, graphs: GraphSet, folder: Path, console: Conso
     return result
 
 
-def _open(folder: Path, options: TrainOptions, console: Console) -> None:
+def _open(folder: Path, options: TrainOptions, graphs: GraphSet, console: Console) -> None:
     """Make the run folder, or see that what is in it is the beginning of this very run."""
-    wanted = _RunConfig(**{field.name: getattr(options, field.name) for field in fields(_RunConfig)})
+    wanted = _RunConfig(**options.shared, protocol=options.protocol, fold=options.fold, data_digest=graphs.digest)
     file = folder / CONFIG
     if options.overwrite:
         for old in [folder / MODEL, folder / RECORD, folder / EVALUATION, *folder.glob(f"{TRIALS}/*.pt")]:
             old.unlink(missing_ok=True)
     elif file.exists():
-        if read_recipe(file, _RunConfig) != wanted:
+        found = read_recipe(file, _RunConfig)
+        if replace(found, data_digest=graphs.digest) == wanted != found:
+            raise RecordError(
+                f"{folder} holds this run, but of other graphs: {graphs.name} has changed since. Choose another --out, "
+                "or start anew there with --overwrite."
+            )
+        if found != wanted:
             raise RecordError(
                 f"{folder} holds a run with other settings (see {file}). Choose another --out, or start anew there "
                 "with --overwrite."
@@ -160,11 +173,15 @@ def _open(folder: Path, options: TrainOptions, console: Console) -> None:
 
 
 def _say_unused(config: GraphConfig, console: Console) -> None:
-    """Tell of a grid that does not concern the method: the user may have meant another one."""
-    if config.grid.eta and "eta" not in METHODS[config.model.method].parameters:
-        console.print(
-            f"{config.model.method} has no eta: grid.eta is not used.", markup=False, highlight=False, soft_wrap=True
-        )
+    """Tell of settings that do not concern the method: the user may have meant another one."""
+    default, model = ModelConfig(), config.model
+    concerned = METHODS[model.method].parameters
+    given = [name for name in READOUT_FIELDS if getattr(model, name) != getattr(default, name)]
+    unused = [f"model.{name}" for name in given if name not in concerned]
+    unused += ["grid.eta"] if config.grid.eta and "eta" not in concerned else []
+    if unused:
+        text = f"{', '.join(unused)}: not used, {model.method} does not depend on it."
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 class _Epochs:
@@ -232,6 +249,15 @@ def evaluate(options: EvaluateOptions) -> None:
     model, config = load_run(options.run), read_recipe(Path(options.run, CONFIG), _RunConfig)
     root = options.data_root or config.data_root
     graphs = model.read(options.data or config.data, root, download=options.download)
+    own = graphs.digest == config.data_digest
+    if not options.data and not own:
+        raise RecordError(
+            f"{graphs.name} has changed since the run was trained, and its folds with it: which graphs are for test is "
+            "no longer known. Name the graphs to test on with --data."
+        )
+    if options.data and own:
+        note = "These are the graphs of the run: most of them were trained on. Without --data the others are tested."
+        Console(stderr=True).print(note, highlight=False, soft_wrap=True)
     chosen = torch.arange(len(graphs)) if options.data else make_fold(config, graphs, config.fold).test
     which = "all graphs" if options.data else f"the test graphs of fold {config.fold}"
     figures = evaluation_figures(model, graphs, chosen)

@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import product
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 
-from powerpool.checks import ArgumentError, PowerPoolError, require_beta, require_choice
+from powerpool.checks import ArgumentError, PowerPoolError, require_choice
 from powerpool.pipelines.graph.methods import METHODS
 
-PROTOCOLS = ("validation-only", "retrain")
 Features = Literal["auto", "labels", "degree", "constant"]
 Protocol = Literal["validation-only", "retrain"]
+BatchNorm = Literal["recomputed", "running"]
+PROTOCOLS: tuple[str, ...] = get_args(Protocol)
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,8 @@ class ModelConfig:
         _require_at_least(1, "model", hidden=self.hidden, layers=self.layers, iterations=self.iterations)
         if self.neighbours is not None:
             _require_at_least(1, "model", neighbours=self.neighbours)
-        require_beta(self.beta)
+        if not 0 <= self.beta <= 1:
+            raise ArgumentError(f"model.beta must be at least 0 and at most 1 (got {self.beta}).")
         if not 0 <= self.dropout < 1:
             raise ArgumentError(f"model.dropout must be at least 0 and below 1 (got {self.dropout}).")
         method = METHODS[self.method]
@@ -80,8 +82,8 @@ class TrainingConfig:
         decay_every: epochs after which the rate falls
         decay_factor: what the rate is multiplied with then
         weight_decay: of Adam
-        batch_norm: statistics that a model is evaluated with: exact, those of the training graphs under the final
-            weights, or running, as they were gathered during training
+        batch_norm: statistics that a model is evaluated with: recomputed from the training graphs with the weights as
+            they are, or running, as they were gathered while the weights changed
         device: cpu, cuda or cuda:1
     """
 
@@ -91,19 +93,19 @@ class TrainingConfig:
     decay_every: int = 50
     decay_factor: float = 0.5
     weight_decay: float = 0.0
-    batch_norm: Literal["exact", "running"] = "exact"
+    batch_norm: BatchNorm = "recomputed"
     device: str = "cpu"
 
     def __post_init__(self) -> None:
         _require_at_least(1, "training", epochs=self.epochs, decay_every=self.decay_every)
-        # The statistics of a batch of one graph with one node would be those of one row.
+        # A batch of one graph with one node has no variance.
         _require_at_least(2, "training", batch_size=self.batch_size)
         _require_at_least(0, "training", weight_decay=self.weight_decay)
         if not self.learning_rate > 0:
             raise ArgumentError(f"training.learning_rate must be above 0 (got {self.learning_rate}).")
         if not 0 < self.decay_factor <= 1:
             raise ArgumentError(f"training.decay_factor must be above 0 and at most 1 (got {self.decay_factor}).")
-        require_choice(self.batch_norm, ("exact", "running"), "training.batch_norm")
+        require_choice(self.batch_norm, get_args(BatchNorm), "training.batch_norm")
         try:
             torch.device(self.device)
         except RuntimeError as error:
@@ -139,7 +141,7 @@ class GraphConfig:
     Args:
         data: a set of the TU collection, such as MUTAG, or a folder or zip in the TU format
         data_root: folder with data sets, as zips or folders; without it $POWERPOOL_DATA and the cache are searched
-        features: one-hot node features: auto (labels, else degree), labels, degree or constant
+        features: one-hot node features: labels, degree, constant, or auto: labels, else degree, but constant for REDDIT
         degree_cap: the last column of degree features is for this degree and all higher ones
         download: whether data that is not on this machine may be fetched from the network
         model: GIN0 and its readout

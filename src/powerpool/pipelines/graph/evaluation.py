@@ -8,6 +8,7 @@ comes out. No choice ever sees the test graphs.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Callable
@@ -18,11 +19,12 @@ from typing import Any
 from torch import Tensor
 
 from powerpool.checkpoints import load_state, save_state
-from powerpool.checks import ArgumentError
+from powerpool.checks import ArgumentError, NotFiniteError
 from powerpool.data import Fold, GraphSet, load_graphs, stratified_folds
 from powerpool.pipelines.graph.config import GraphConfig, ModelConfig, grid_names
 from powerpool.pipelines.graph.model import GraphClassifier
 from powerpool.pipelines.graph.training import Curves, Score, Training, batches, score
+from powerpool.records import RecordError
 
 METRIC = "accuracy in %"
 CURVE_DIGITS = 4
@@ -43,6 +45,7 @@ class Trial:
     """On the validation graphs after that epoch."""
     curves: Curves
     weights: dict[str, Tensor]
+    seconds: float
 
     def summary(self) -> dict[str, Any]:
         """The numbers that a record keeps of every trial."""
@@ -81,6 +84,8 @@ def choose(
 ) -> list[Trial]:
     """Train every point of the grid on a fold. The trials, the one with the lowest validation loss first.
 
+    A point whose training diverges at once, without a finite validation loss, is left out.
+
     Args:
         config: the grid, and everything else.
         graphs: the data of the configuration.
@@ -95,12 +100,10 @@ def choose(
         training = Training(model, config.training, graphs, fold.train, fold.validation, _seed(config, number))
         _run(training, config.training.epochs, file, watch)
         best = training.best
-        if best is None:
-            raise ArgumentError(
-                f"{model.method} with {grid_values(model)} had no finite validation loss in {training.epoch} epochs "
-                f"on fold {number}. Lower training.learning_rate (it is {config.training.learning_rate})."
-            )
-        trials.append(Trial(model, best.epoch, best.score, training.curves, best.weights))
+        if best is not None:
+            trials.append(Trial(model, best.epoch, best.score, training.curves, best.weights, training.seconds))
+    if not trials:
+        raise _diverged(config, number)
     return sorted(trials, key=lambda trial: trial.score.loss)
 
 
@@ -117,6 +120,8 @@ def train_again(
     fold = make_fold(config, graphs, number)
     training = Training(model, config.training, graphs, fold.train_and_validation, seed=_seed(config, number))
     _run(training, epochs, None if folder is None else folder / "retrain.pt", watch)
+    if training.epoch < epochs:
+        raise _diverged(config, number)
     training.settle()
     return training
 
@@ -140,23 +145,21 @@ def test_score(config: GraphConfig, graphs: GraphSet, number: int, model: GraphC
 def validation_only(config: GraphConfig, number: int) -> dict[str, Any]:
     """The result of ``validation-only`` on one fold, as plain values."""
     graphs = read_graphs(config)
-    start = _start()
     trials = choose(config, graphs, number)
     tested = test_score(config, graphs, number, restore(config, graphs, trials[0]))
-    return chosen_result(number, trials, tested, time.perf_counter() - start)
+    return chosen_result(number, trials, tested)
 
 
 def retrain(config: GraphConfig, number: int, earlier: dict[str, Any]) -> dict[str, Any]:
     """The result of ``retrain`` on one fold, from the result of ``validation-only`` on it, as plain values."""
     graphs = read_graphs(config)
-    start = _start()
     model = next(point for point in config.points() if grid_values(point) == earlier["chosen"])
     training = train_again(config, graphs, number, model, earlier["epoch"])
     tested = test_score(config, graphs, number, training.model)
-    return retrained_result(earlier, training, tested, time.perf_counter() - start)
+    return retrained_result(earlier, training, tested)
 
 
-def chosen_result(number: int, trials: list[Trial], tested: Score, seconds: float) -> dict[str, Any]:
+def chosen_result(number: int, trials: list[Trial], tested: Score) -> dict[str, Any]:
     """What is recorded of a fold after ``validation-only``; the best trial is the first."""
     best = trials[0]
     return {
@@ -167,19 +170,19 @@ def chosen_result(number: int, trials: list[Trial], tested: Score, seconds: floa
         "epoch": best.epoch,
         "validation_loss": best.score.loss,
         "validation_accuracy": best.score.accuracy,
-        "seconds": seconds,
+        "seconds": sum(trial.seconds for trial in trials),
         "trials": [trial.summary() for trial in trials],
         "curves": _rounded(best.curves),
     }
 
 
-def retrained_result(earlier: dict[str, Any], training: Training, tested: Score, seconds: float) -> dict[str, Any]:
+def retrained_result(earlier: dict[str, Any], training: Training, tested: Score) -> dict[str, Any]:
     """What is recorded of a fold after ``retrain``; its seconds have those of the choice in them."""
     return {
         **{name: earlier[name] for name in ("fold", "chosen", "epoch", "validation_loss", "validation_accuracy")},
         "value": tested.accuracy,
         "test_loss": tested.loss,
-        "seconds": earlier["seconds"] + seconds,
+        "seconds": earlier["seconds"] + training.seconds,
         "curves": _rounded(training.curves),
     }
 
@@ -197,30 +200,33 @@ def _seed(config: GraphConfig, number: int) -> int:
     return 1000 * config.seed + number
 
 
-def _start() -> float:
-    """The clock, once PyTorch Geometric is imported: that takes longer than a small training."""
-    import torch_geometric.nn  # noqa: F401
-
-    return time.perf_counter()
-
-
 def _run(training: Training, epochs: int, file: Path | None, watch: Watcher) -> None:
     """Train to the end, from where ``file`` stopped and with everything in it every few seconds."""
-    if file is None:
-        training.run(epochs, watch)
-        return
-    if file.exists():
-        training.load_state_dict(load_state(file))
+    if file is not None and file.exists():
+        try:
+            training.load_state_dict(load_state(file))
+        except RecordError as error:
+            raise RecordError(f"{error} Delete it and give the command again: what it held is trained anew.") from error
+        watch(training)
     saved = time.monotonic()
 
     def after(training: Training) -> None:
         nonlocal saved
-        if training.epoch == epochs or time.monotonic() - saved > CHECKPOINT_SECONDS:
+        due = training.epoch == epochs or time.monotonic() - saved > CHECKPOINT_SECONDS
+        if file is not None and due:
             save_state(file, training.state_dict())
             saved = time.monotonic()
         watch(training)
 
-    training.run(epochs, after)
+    with contextlib.suppress(NotFiniteError):  # it has diverged: what was best before stands, nothing better follows
+        training.run(epochs, after)
+
+
+def _diverged(config: GraphConfig, number: int) -> ArgumentError:
+    return ArgumentError(
+        f"The training of {config.model.method} on fold {number} diverges: its losses or features are not finite. "
+        f"Lower training.learning_rate (it is {config.training.learning_rate})."
+    )
 
 
 def _rounded(curves: Curves) -> dict[str, list[float | None]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -90,6 +91,7 @@ class Training:
         )
         self.schedule = torch.optim.lr_scheduler.StepLR(self.optimizer, config.decay_every, config.decay_factor)
         self.curves = Curves()
+        self.seconds = 0.0
         self.best: Best | None = None
 
     @property
@@ -105,6 +107,7 @@ class Training:
 
     def step(self) -> None:
         """One epoch."""
+        start = time.perf_counter()
         with torch.random.fork_rng():
             _set_random_state(self.random, self.config.device)
             loss = self._train()
@@ -121,10 +124,11 @@ class Training:
             if validated.loss < lowest:
                 weights = {name: value.detach().clone() for name, value in self.model.state_dict().items()}
                 self.best = Best(self.epoch, validated, weights)
+        self.seconds += time.perf_counter() - start
 
     def settle(self) -> None:
         """Make the model ready for evaluation."""
-        if self.config.batch_norm == "exact":
+        if self.config.batch_norm == "recomputed":
             parts = split(self.train, self.config.batch_size)
             settle_batch_norm(self.model, (self.graphs[part.to(self.config.device)] for part in parts))
 
@@ -151,6 +155,7 @@ class Training:
             "order": self.order.get_state(),
             "random": self.random,
             "curves": asdict(self.curves),
+            "seconds": self.seconds,
             "best": best and {"epoch": best.epoch, "score": asdict(best.score), "weights": best.weights},
         }
 
@@ -161,7 +166,7 @@ class Training:
         self.schedule.load_state_dict(state["schedule"])
         self.order.set_state(state["order"])
         self.random = state["random"]
-        self.curves = Curves(**state["curves"])
+        self.curves, self.seconds = Curves(**state["curves"]), state["seconds"]
         best = state["best"]
         self.best = best and Best(best["epoch"], Score(**best["score"]), best["weights"])
 
