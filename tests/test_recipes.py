@@ -8,7 +8,7 @@ import pytest
 
 from powerpool.configs import read_recipe, recipe_names
 from powerpool.data.tu_sources import GRAPHS
-from powerpool.experiments.graph import ReproduceGraphOptions, read_settings
+from powerpool.experiments.graph import ReproduceGraphOptions, read_config
 from powerpool.pipelines.graph.config import GraphConfig
 from powerpool.pipelines.graph.methods import METHODS
 from powerpool.pipelines.graph.model import GraphClassifier
@@ -43,21 +43,21 @@ def test_every_method_can_be_built_from_every_recipe(name):
         assert len(set(points)) == len(points)
 
 
-@pytest.mark.parametrize(
-    "options, expected",
-    [
-        ({}, "graph/MUTAG"),
-        ({"quick": True}, "graph/quick"),
-        ({"full": True}, "graph/full"),
-        ({"recipe": "graph/default"}, "graph/default"),
-    ],
-)
+@pytest.mark.parametrize("options, expected", [({}, "graph/MUTAG"), ({"recipe": "graph/default"}, "graph/default")])
 def test_the_options_choose_the_recipe(options, expected):
-    recipe = read_recipe(expected, GraphConfig, {"data": "MUTAG"})
-    assert read_settings(ReproduceGraphOptions(**options), "MUTAG") == recipe
-    assert read_settings(ReproduceGraphOptions(**options, seed=5), "MUTAG") == replace(recipe, seed=5)
+    recipe = read_recipe(expected, GraphConfig, {"data": "MUTAG", "model.method": "GIN0"})
+    assert read_config(ReproduceGraphOptions(**options), "MUTAG") == recipe
+    assert read_config(ReproduceGraphOptions(**options, seed=5), "MUTAG") == replace(recipe, seed=5)
+
+
+def test_quick_and_full_go_over_the_recipe_of_the_set():
+    full = read_config(ReproduceGraphOptions(full=True), "COLLAB")
+    assert (full.degree_cap, full.model.beta, full.grid.layers) == (100, 1.0, [2, 3, 4, 5])
+    quick = read_config(ReproduceGraphOptions(quick=True), "MUTAG")
+    assert (quick.model.hidden, quick.model.beta, quick.training.epochs, quick.folds) == (8, 1.0, 3, 3)
+    assert len(list(quick.points())) == 1
 
 
 def test_a_set_without_a_recipe_of_its_own_has_the_default():
-    default = read_recipe("graph/default", GraphConfig)
-    assert read_settings(ReproduceGraphOptions(), "somewhere/OWN") == replace(default, data="somewhere/OWN")
+    default = read_recipe("graph/default", GraphConfig, {"model.method": "GIN0"})
+    assert read_config(ReproduceGraphOptions(), "somewhere/OWN") == replace(default, data="somewhere/OWN")

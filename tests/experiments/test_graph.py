@@ -9,17 +9,16 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from powerpool.cli import main
-from powerpool.configs import read_recipe
-from powerpool.experiments import runner
+from powerpool.experiments import graph, runner
 from powerpool.experiments.report import read_records
 from powerpool.pipelines.graph import evaluation
-from powerpool.pipelines.graph.config import GraphConfig
-from powerpool.records import RunRecord
+from powerpool.records import RunRecord, environment
 from tests.pipelines.graph.samples import rings_and_stars, small_config, write_own_set
 
 PATIENCE = 600  # seconds: no test is about time, and none waits for ever
@@ -58,8 +57,9 @@ def reproduce(out: Path, *words: object) -> int:
 
 
 def fold_files(folder: Path) -> dict[str, int]:
-    """When each result of a fold was written."""
-    return {str(file.relative_to(folder)): file.stat().st_mtime_ns for file in (folder / "folds").rglob("*.json")}
+    """When each result of a fold was written; what a killed process was writing has a hidden name."""
+    files = [file for file in (folder / "folds").rglob("*.json") if not file.name.startswith(".")]
+    return {str(file.relative_to(folder)): file.stat().st_mtime_ns for file in files}
 
 
 def without_time(record: RunRecord) -> dict[str, object]:
@@ -102,8 +102,9 @@ def test_records_and_report_are_written(quick):
 
 def test_the_values_are_those_of_the_protocols(quick):
     for method in TWO[1:]:
-        changes = {"model.method": method, "download": False}
-        config = read_recipe("graph/quick", GraphConfig, changes)
+        recipe = graph.read_config(graph.ReproduceGraphOptions(quick=True, download=False), "MUTAG")
+        beta = 0.0 if method == "GIN0" else 1.0
+        config = replace(recipe, model=replace(recipe.model, method=method, beta=beta))
         chosen = [evaluation.validation_only(config, fold) for fold in range(3)]
         again = [evaluation.retrain(config, fold, result) for fold, result in enumerate(chosen)]
         for suffix, results in (("", chosen), (".retrain", again)):
@@ -123,7 +124,9 @@ def test_the_same_command_does_nothing_twice_and_writes_the_same(copy, capsys):
         assert without_time(record) == without_time(earlier)
         assert (record.seconds, record.folds) == (earlier.seconds, earlier.folds)
     assert err.splitlines() == ["folds of validation-only: resumed 6 of 6", "folds of retrain: resumed 6 of 6"]
-    assert out.splitlines() == [f"written: {copy / 'README.md'}", f"written: {copy / 'report.html'}"]
+    *written, note = out.splitlines()
+    assert written == [f"written: {copy / 'README.md'}", f"written: {copy / 'report.html'}"]
+    assert "mean nothing" in note
 
 
 @pytest.mark.usefixtures("threads")
@@ -320,21 +323,50 @@ def test_a_second_command_in_the_same_folder_is_refused(tmp_path, capsys):
     assert f"Another process (process {os.getpid()} on " in capsys.readouterr().err
 
 
-def test_repetitions_add_folds_of_other_seeds_and_keep_those_that_are_there(tmp_path, threads):
-    assert reproduce(tmp_path, "--methods", "GIN0", "--quick", "--protocols", "validation-only") == 0
-    once = RunRecord.read(tmp_path / "MUTAG/GIN0.json")
-    before = fold_files(tmp_path)
-    assert reproduce(tmp_path, "--methods", "GIN0", "--quick", "--protocols", "validation-only", "--repeats", 2) == 0
-    twice = RunRecord.read(tmp_path / "MUTAG/GIN0.json")
-    assert fold_files(tmp_path).items() >= before.items()
-    assert [fold["fold"] for fold in twice.folds] == list(range(6))
-    assert [fold["seed"] for fold in twice.folds] == [0, 0, 0, 100, 100, 100]
-    assert twice.folds[:3] == once.folds
-    assert twice.seed == once.seed == 0
-    assert twice.config == once.config
-    assert "6 folds, seeds 0, 100" in (tmp_path / "README.md").read_text()
+@pytest.mark.usefixtures("threads")
+def test_other_code_runs_again_and_the_record_says_which_code_it_was(copy, monkeypatch):
+    files, first = fold_files(copy), RunRecord.read(copy / "MUTAG" / "GIN0.json")
+    words = ["--data", "MUTAG", "--methods", "GIN0", "--quick", "--protocols", "validation-only"]
+    known = {**environment(), "commit": "a" * 40, "dirty": True}
+    monkeypatch.setattr(graph, "environment", lambda: known)
+    assert reproduce(copy, *words) == 0  # nothing runs: the folds are of the commit before
+    assert fold_files(copy) == files
+    again = RunRecord.read(copy / "MUTAG" / "GIN0.json")
+    assert [again.environment[name] for name in ("commit", "dirty", "time")] == [
+        first.environment[name] for name in ("commit", "dirty", "time")
+    ]
+    monkeypatch.setattr(graph, "_code", lambda: "other")
+    assert reproduce(copy, *words) == 0
+    assert len(fold_files(copy)) == len(files) + 3
+    other = RunRecord.read(copy / "MUTAG" / "GIN0.json")
+    assert other.environment["commit"] == "a" * 40
+    assert other.environment["dirty"] is True
+    assert other.values == first.values
 
 
-def test_repeats_below_one_are_refused(capsys):
-    assert main(["reproduce", "graph", "--repeats", "0"]) == 2
-    assert "repeats must be at least 1 (got 0)" in capsys.readouterr().err
+@pytest.mark.usefixtures("threads")
+def test_an_object_without_the_keys_of_a_result_is_none(copy, capsys):
+    name = min(name for name in fold_files(copy) if "/GIN0-" in name)
+    (copy / name).write_text("{}")
+    assert reproduce(copy, "--data", "MUTAG", *TWO, "--quick") == 0
+    assert "Moved to" in capsys.readouterr().err
+    assert json.loads((copy / name).read_text())["value"] > 0
+
+
+@pytest.mark.usefixtures("nothing_runs")
+def test_records_of_other_kinds_in_the_folder_are_passed_over(copy):
+    (copy / "curves.json").write_text('{"schema": "powerpool-bench/1"}')
+    assert reproduce(copy, "--data", "MUTAG", *TWO, "--quick") == 0
+
+
+def test_a_recipe_names_its_data_unless_an_option_does(tmp_path):
+    recipe = tmp_path / "mine.yaml"
+    recipe.write_text("data: PROTEINS\ndata_root: here\ndownload: false\nmodel: {method: SOP+SpecMaxExp, eta: 2.5}\n")
+    options = graph.ReproduceGraphOptions(recipe=str(recipe))
+    assert options.data_sets == [None]
+    config = graph.read_config(options, None)
+    assert (config.data, config.data_root, config.download, config.model.eta) == ("PROTEINS", "here", False, 2.5)
+    typed = graph.ReproduceGraphOptions(recipe=str(recipe), data=["MUTAG"], data_root="there", download=True)
+    config = graph.read_config(typed, "MUTAG")
+    assert (config.data, config.data_root, config.download) == ("MUTAG", "there", True)
+    assert graph.ReproduceGraphOptions().data_sets == ["MUTAG"]

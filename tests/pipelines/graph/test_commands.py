@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -178,6 +179,7 @@ def test_a_grid_and_retrain_are_recorded(tmp_path, own):
     fold = stratified_folds(graphs.targets, 3, 0)[2]
     expected = Training(model.config, evaluation.GraphConfig().training, graphs, fold.train_and_validation, seed=2)
     expected.run(record.folds[0]["epoch"])
+    expected.settle()
     assert_equal_states(model.network.state_dict(), expected.model.state_dict())
     said = model.probabilities(graphs, fold.test).argmax(1)
     assert record.values == (100 * float((said == graphs.targets[fold.test]).double().mean()),)
@@ -185,7 +187,27 @@ def test_a_grid_and_retrain_are_recorded(tmp_path, own):
 
 def test_a_grid_that_the_method_has_not_is_told(tmp_path, own, capsys):
     assert train(tmp_path, "--data", own, "--model.method", "SOP", "--grid.eta", "3", "20") == 0
-    assert "SOP has no eta: grid.eta is not used." in capsys.readouterr().err
+    assert "grid.eta: not used, SOP does not depend on it." in capsys.readouterr().err
+
+
+def test_parameters_that_the_method_has_not_are_told(tmp_path, own, capsys):
+    words = ["--model.method", "GIN0", "--model.beta", "1", "--model.eta", "7"]
+    assert train(tmp_path, "--data", own, *words) == 0
+    assert "model.eta, model.beta: not used, GIN0 does not depend on it." in capsys.readouterr().err
+
+
+def test_graphs_that_changed_since_are_not_gone_on_with(tmp_path, capsys):
+    own = write_own_set(tmp_path / "OWN")
+    assert train(tmp_path / "run", "--data", own) == 0
+    assert main(["evaluate", "graph", "--run", str(tmp_path / "run"), "--data", str(own)]) == 0
+    assert "most of them were trained on" in capsys.readouterr().err
+    shutil.rmtree(own)
+    write_own_set(tmp_path / "OWN", rings_and_stars(24, first=1))
+    (tmp_path / "run" / "record.json").unlink()
+    assert train(tmp_path / "run", "--data", own) == 2
+    assert "but of other graphs: OWN has changed since" in capsys.readouterr().err
+    assert main(["evaluate", "graph", "--run", str(tmp_path / "run")]) == 2
+    assert "OWN has changed since the run was trained" in capsys.readouterr().err
 
 
 def test_names_with_brackets_are_shown_as_they_are(tmp_path, own, capsys):
@@ -295,11 +317,7 @@ def test_a_second_command_in_the_same_folder_is_refused(tmp_path, own, capsys):
         (["--folds", "2"], "folds must be at least 3 (got 2)."),
         (["--folds", "100"], "only 63"),
         (["--protocol", "both"], "protocol must be one of validation-only, retrain (got 'both')."),
-        pytest.param(
-            ["--training.device", "gpu"],
-            "gpu",
-            marks=pytest.mark.xfail(raises=RuntimeError, reason="the device is not looked at before the training"),
-        ),
+        (["--training.device", "gpu"], "training.device must be a device of torch, such as cpu or cuda:0 (got 'gpu')."),
         (["--training.learning_rate", "1e30", "--model.method", "GIN0"], "Lower training.learning_rate"),
     ],
 )
@@ -343,7 +361,8 @@ def test_a_model_that_is_sure_and_wrong_has_a_finite_loss(trained, own, tmp_path
     with torch.no_grad():
         model.network.head[-1].weight.mul_(-1e4)
     model.save(tmp_path / "model.pt")
-    (tmp_path / "config.yaml").write_bytes((trained / "config.yaml").read_bytes())
+    for name in ("config.yaml", "data.json"):
+        (tmp_path / name).write_bytes((trained / name).read_bytes())
     graphs = model.read(own)
     figures = commands.evaluation_figures(model, graphs, torch.arange(len(graphs)))
     with torch.no_grad():

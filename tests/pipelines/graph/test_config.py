@@ -23,8 +23,8 @@ WITH_ETA = {"SOP+SigmE", "SOP+MaxExp", "SOP+SpecMaxExp", "SOP+SpecMaxExpF"}
         ({"dropout": 1.0}, r"model\.dropout must be at least 0 and below 1 \(got 1\.0\)\."),
         ({"dropout": -0.1}, r"model\.dropout must be at least 0 and below 1 \(got -0\.1\)\."),
         ({"dropout": float("nan")}, r"model\.dropout must be"),
-        ({"beta": 1.5}, r"beta must lie in \[0, 1\] \(got 1\.5\)"),
-        ({"beta": -0.5}, r"beta must lie in \[0, 1\] \(got -0\.5\)"),
+        ({"beta": 1.5}, r"model\.beta must be at least 0 and at most 1 \(got 1\.5\)"),
+        ({"beta": -0.5}, r"model\.beta must be at least 0 and at most 1 \(got -0\.5\)"),
         ({"eta": 0.5}, r"SOP\+SpecMaxExpF cannot be built from model\.eta=0\.5, model\.beta=0\.0: MaxExp .*got 0\.5"),
         (
             {"eta": 2.5},

@@ -118,6 +118,7 @@ def test_retrain_trains_so_many_epochs_on_all_but_the_test_graphs(graphs, fold, 
     assert torch.equal(training.train, rest)
     expected = Training(model, CONFIG.training, graphs, rest, seed=2001)
     expected.run(3)
+    expected.settle()
     assert_equal_states(training.model.state_dict(), expected.model.state_dict())
 
 
@@ -154,8 +155,21 @@ def test_all_methods_have_the_same_folds_and_another_seed_has_others(graphs):
 
 def test_a_training_without_a_finite_loss_says_what_to_lower(graphs):
     config = small_config("GIN0", training={"learning_rate": 1e30, "epochs": 2})
-    with pytest.raises(ArgumentError, match=r"no finite validation loss in 2 epochs on fold 0\. Lower training\.learn"):
+    with pytest.raises(ArgumentError, match=r"GIN0 on fold 0 diverges: .* Lower training\.learning_rate"):
         evaluation.choose(config, graphs, 0)
+
+
+def test_a_point_that_diverges_is_left_out(graphs, monkeypatch):
+    config = small_config("SOP+SigmE", grid=GridConfig(hidden=[4, 8]), training={"epochs": 2})
+    original = evaluation.Training.step
+
+    def step(self):
+        if self.model.convolutions[0].nn[0].out_features == 8:
+            self.model.convolutions[0].nn[0].weight.data.fill_(float("nan"))
+        original(self)
+
+    monkeypatch.setattr(evaluation.Training, "step", step)
+    assert [trial.model.hidden for trial in evaluation.choose(config, graphs, 0)] == [4]
 
 
 def test_finished_trials_and_the_one_in_progress_are_taken_from_the_folder(graphs, trials, tmp_path, monkeypatch):
@@ -175,6 +189,8 @@ def test_finished_trials_and_the_one_in_progress_are_taken_from_the_folder(graph
     with pytest.raises(Stopped):
         evaluation.choose(CONFIG, graphs, NUMBER, tmp_path, watch)
     found = evaluation.choose(CONFIG, graphs, NUMBER, tmp_path, watch)
-    assert done == [(hidden, eta, epoch) for hidden in (4, 8) for eta in (3.0, 20.0) for epoch in (1, 2, 3, 4)]
+    # What is taken from the folder is shown once more, for the progress, and not trained again.
+    epochs = [(hidden, eta, epoch) for hidden in (4, 8) for eta in (3.0, 20.0) for epoch in (1, 2, 3, 4)]
+    assert done == [*epochs[:6], epochs[3], epochs[5], *epochs[6:]]
     assert plain(found) == plain(trials)
     assert_equal_states(found[0].weights, trials[0].weights)

@@ -14,7 +14,7 @@ from torch_geometric.nn import GINConv
 from powerpool.data import GraphBatch, load_graphs
 from powerpool.pipelines.graph.config import ModelConfig
 from powerpool.pipelines.graph.methods import METHODS
-from powerpool.pipelines.graph.model import GraphClassifier, sample_neighbours
+from powerpool.pipelines.graph.model import GraphClassifier, sample_neighbours, settle_batch_norm
 
 EPS = 1e-6
 PARAMETERS = {"eta": 7.0, "gamma": 0.7, "asinhe_gamma": 3.0, "t": 0.05, "iterations": 4}
@@ -261,3 +261,27 @@ def test_neighbours_are_left_out_in_training_alone(mutag):
         assert not torch.equal(first, second)  # drawn anew in every step
         whole.load_state_dict(model.state_dict())
         assert_close(model.eval()(batch), whole.eval()(batch), rtol=0, atol=0)
+
+
+def test_settled_statistics_are_those_of_the_graphs_with_the_weights_as_they_are():
+    graphs = load_graphs("MUTAG", download=False)
+    torch.manual_seed(0)
+    model = GraphClassifier(ModelConfig("GIN0", hidden=4, layers=2, neighbours=1), graphs.channels, classes=2)
+    model.train()
+    for _ in range(3):  # running statistics that are to be forgotten
+        model(graphs[:20])
+    settle_batch_norm(model, [graphs[:60], graphs[60:120]])
+    assert not model.training
+    first, second = (convolution.nn for convolution in model.convolutions)
+    parts = [graphs[:60], graphs[60:120]]
+    means, variances = [], []
+    for part in parts:
+        adjacency = torch.zeros(part.num_nodes, part.num_nodes)
+        adjacency[part.edge_index[1], part.edge_index[0]] = 1  # all neighbours, though training samples them
+        before = first[:4](part.x + adjacency @ part.x).detach()
+        means.append(before.mean(0))
+        variances.append(before.var(0))
+    torch.testing.assert_close(first[4].running_mean, torch.stack(means).mean(0))
+    torch.testing.assert_close(first[4].running_var, torch.stack(variances).mean(0))
+    assert first[4].momentum == second[4].momentum == 0.1
+    assert int(second[4].num_batches_tracked) == 2

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import sys
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,9 +29,9 @@ from powerpool.pipelines.graph.evaluation import (
     train_again,
 )
 from powerpool.pipelines.graph.methods import METHODS
-from powerpool.pipelines.graph.runs import CONFIG, MODEL, RECORD, TRIALS, TrainedModel, load_run
+from powerpool.pipelines.graph.runs import CONFIG, DATA, MODEL, RECORD, TRIALS, TrainedModel, load_run
 from powerpool.pipelines.graph.training import Training
-from powerpool.records import RecordError, RunRecord, environment, write_json, write_text
+from powerpool.records import RecordError, RunRecord, environment, read_json, write_json, write_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -87,7 +87,6 @@ class _RunConfig(GraphConfig):
 
     protocol: Protocol = "validation-only"
     fold: int = 0
-    data_digest: str = ""
 
 
 def train(options: TrainOptions) -> None:
@@ -146,22 +145,21 @@ def _train(options: TrainOptions, graphs: GraphSet, folder: Path, console: Conso
 
 def _open(folder: Path, options: TrainOptions, graphs: GraphSet, console: Console) -> None:
     """Make the run folder, or see that what is in it is the beginning of this very run."""
-    wanted = _RunConfig(**options.shared, protocol=options.protocol, fold=options.fold, data_digest=graphs.digest)
+    wanted = _RunConfig(**options.shared, protocol=options.protocol, fold=options.fold)
     file = folder / CONFIG
     if options.overwrite:
         for old in [folder / MODEL, folder / RECORD, folder / EVALUATION, *folder.glob(f"{TRIALS}/*.pt")]:
             old.unlink(missing_ok=True)
     elif file.exists():
-        found = read_recipe(file, _RunConfig)
-        if replace(found, data_digest=graphs.digest) == wanted != found:
-            raise RecordError(
-                f"{folder} holds this run, but of other graphs: {graphs.name} has changed since. Choose another --out, "
-                "or start anew there with --overwrite."
-            )
-        if found != wanted:
+        if read_recipe(file, _RunConfig) != wanted:
             raise RecordError(
                 f"{folder} holds a run with other settings (see {file}). Choose another --out, or start anew there "
                 "with --overwrite."
+            )
+        if not _is_of(folder, graphs):
+            raise RecordError(
+                f"{folder} holds this run, but of other graphs: {graphs.name} has changed since. Choose another --out, "
+                "or start anew there with --overwrite."
             )
         if (folder / RECORD).exists():
             raise RecordError(
@@ -169,7 +167,14 @@ def _open(folder: Path, options: TrainOptions, graphs: GraphSet, console: Consol
                 "choose another --out, or train it anew with --overwrite."
             )
         console.print(f"Going on with the run in {folder}.", markup=False, highlight=False, soft_wrap=True)
+    write_json(folder / DATA, {"name": graphs.name, "digest": graphs.digest})
     write_text(file, to_yaml(wanted))
+
+
+def _is_of(folder: Path, graphs: GraphSet) -> bool:
+    """Whether a run was started with these graphs."""
+    found = read_json(folder / DATA)
+    return isinstance(found, dict) and found.get("digest") == graphs.digest
 
 
 def _say_unused(config: GraphConfig, console: Console) -> None:
@@ -249,7 +254,7 @@ def evaluate(options: EvaluateOptions) -> None:
     model, config = load_run(options.run), read_recipe(Path(options.run, CONFIG), _RunConfig)
     root = options.data_root or config.data_root
     graphs = model.read(options.data or config.data, root, download=options.download)
-    own = graphs.digest == config.data_digest
+    own = _is_of(Path(options.run), graphs)
     if not options.data and not own:
         raise RecordError(
             f"{graphs.name} has changed since the run was trained, and its folds with it: which graphs are for test is "

@@ -1,7 +1,8 @@
 """A run folder of graph classification: the configuration, the model that came out, and the record.
 
-``config.yaml`` is the merged configuration, ``model.pt`` the model with all that is needed to read other graphs as
-those that it was trained on, ``record.json`` what was measured. ``trials`` holds what is needed to go on after a stop.
+``config.yaml`` is the merged configuration, ``data.json`` says which graphs it is for, ``model.pt`` is the model with
+all that is needed to read other graphs as those that it was trained on, ``record.json`` is what was measured. ``trials``
+holds what is needed to go on after a stop.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from powerpool.pipelines.graph.model import GraphClassifier
 from powerpool.pipelines.graph.training import batches, logits
 from powerpool.records import RecordError
 
-CONFIG, MODEL, RECORD, TRIALS = "config.yaml", "model.pt", "record.json", "trials"
+CONFIG, DATA, MODEL, RECORD, TRIALS = "config.yaml", "data.json", "model.pt", "record.json", "trials"
 FORMAT = 1
 
 
