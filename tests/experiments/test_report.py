@@ -9,6 +9,7 @@ import random
 import re
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree as ET
 
 import numpy as np
@@ -164,6 +165,17 @@ def test_folds_are_paired_by_number_and_fewer_of_them_are_said(tmp_path: Path) -
     assert "3 to 10 folds, not the same number for every method" in text
     # The other way round: now the baseline has fewer.
     assert rows(write(records, tmp_path / "second", "SOP")[0])["GIN0"]["ours - SOP"] == "-3.00 on 3 folds"
+
+
+@pytest.mark.parametrize("other", [{"folds": 5}, {"folds": 10, "data_digest": "b"}])
+def test_folds_of_another_cut_or_of_other_graphs_are_not_paired(tmp_path: Path, other: dict[str, Any]) -> None:
+    records = [
+        runs.run("GIN0", [80.0, 84.0, 81.0], config={"folds": 10, "data_digest": "a"}),
+        runs.run("SOP", [85.0, 88.0, 86.0], config=other),
+    ]
+    text, _ = write(records, tmp_path)
+    assert rows(text)["SOP"]["p"] == DASH
+    assert "Not tested against GIN0, for lack of two folds with the same graphs: SOP." in text
 
 
 def test_other_seeds_and_single_folds_are_not_tested(tmp_path: Path) -> None:

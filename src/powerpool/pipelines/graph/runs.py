@@ -1,8 +1,8 @@
 """A run folder of graph classification: the configuration, the model that came out, and the record.
 
 ``config.yaml`` is the merged configuration, ``data.json`` says which graphs it is for, ``model.pt`` is the model with
-all that is needed to read other graphs as those that it was trained on, ``record.json`` is what was measured. ``trials``
-holds what is needed to go on after a stop.
+all that is needed to read other graphs as those that it was trained on, ``record.json`` is what was measured, and
+``trials`` is what is needed to go on after a stop.
 """
 
 from __future__ import annotations
