@@ -47,8 +47,8 @@ class Best:
 class Training:
     """A model, its optimiser, and all else that an epoch depends on.
 
-    The loop is written out instead of taken from Lightning, whose own share of an epoch is more than the work of a small
-    model: 11.1 ms against 5.1 on MUTAG with 2 layers of 16, with all that can be switched off in Lightning off.
+    The loop is written out instead of taken from Lightning, whose own share of an epoch is more than the work of a
+    small model: 11.1 ms against 5.1 on MUTAG with 2 layers of 16, with all that can be switched off in Lightning off.
 
     Args:
         model: the readout and sizes.
