@@ -140,8 +140,9 @@ def _overview(groups: Sequence[Group]) -> Iterator[Block]:
     compared, below = sum(len(group.compared) for group in groups), sum(len(group.below_baseline) for group in groups)
     yield Text(
         "Written by powerpool report from records of runs; do not edit. A value is what one fold gave on its test "
-        "part; ± is the standard deviation over folds, and the interval is that of the mean, by Student's t. The "
-        "figures of the paper are those it prints."
+        "part; ± is the standard deviation over folds, and the interval is that of the mean, by Student's t. It takes "
+        "folds for independent, and is somewhat too narrow, because their training sets overlap. The figures of the "
+        "paper are those it prints."
     )
     yield Text(
         f"Of {len(rows)} rows, {len(known)} have a figure in the paper: {len(known) - len(outside)} are within one of "
