@@ -167,7 +167,7 @@ def test_folds_are_paired_by_number_and_fewer_of_them_are_said(tmp_path: Path) -
     assert rows(write(records, tmp_path / "second", "SOP")[0])["GIN0"]["ours - SOP"] == "-3.00 on 3 folds"
 
 
-@pytest.mark.parametrize("other", [{"folds": 5}, {"folds": 10, "data_digest": "b"}])
+@pytest.mark.parametrize("other", [{"folds": 5, "data_digest": "a"}, {"folds": 10, "data_digest": "b"}])
 def test_folds_of_another_cut_or_of_other_graphs_are_not_paired(tmp_path: Path, other: dict[str, Any]) -> None:
     records = [
         runs.run("GIN0", [80.0, 84.0, 81.0], config={"folds": 10, "data_digest": "a"}),

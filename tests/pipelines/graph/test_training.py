@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 
 import numpy as np
@@ -12,7 +13,7 @@ from powerpool.checkpoints import load_state, save_state
 from powerpool.data import load_graphs, stratified_folds
 from powerpool.pipelines.graph import training as module
 from powerpool.pipelines.graph.config import ModelConfig, TrainingConfig
-from powerpool.pipelines.graph.model import GraphClassifier
+from powerpool.pipelines.graph.model import GraphClassifier, settle_batch_norm
 from powerpool.pipelines.graph.training import Score, Training, batches, logits, score
 from tests.pipelines.graph.samples import assert_equal_states, states_differ
 
@@ -195,3 +196,16 @@ def test_a_last_batch_of_one_graph_with_one_node_is_trained_on(tmp_path):
     training.run(3)
     assert training.epoch == 3
     assert all(torch.isfinite(value).all() for value in training.model.state_dict().values())
+
+
+@pytest.mark.parametrize("kind", ["recomputed", "running"])
+def test_the_validation_loss_is_that_of_the_statistics_that_were_asked_for(graphs, kind):
+    training = make(graphs, method="GIN0", epochs=2, batch_norm=kind)
+    training.run()
+    network = copy.deepcopy(training.model)
+    settle_batch_norm(network, [graphs[part] for part in training.train.split(32)])
+    settled = score(network, training.validation).loss
+    if kind == "recomputed":
+        assert training.curves.validation_loss[-1] == settled
+    else:
+        assert training.curves.validation_loss[-1] != pytest.approx(settled, rel=1e-3)
