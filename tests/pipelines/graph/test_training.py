@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from powerpool.checkpoints import load_state, save_state
+from powerpool.checks import ArgumentError
 from powerpool.data import load_graphs, stratified_folds
 from powerpool.pipelines.graph import training as module
 from powerpool.pipelines.graph.config import ModelConfig, TrainingConfig
@@ -203,9 +204,26 @@ def test_the_validation_loss_is_that_of_the_statistics_that_were_asked_for(graph
     training = make(graphs, method="GIN0", epochs=2, batch_norm=kind)
     training.run()
     network = copy.deepcopy(training.model)
-    settle_batch_norm(network, [graphs[part] for part in training.train.split(32)])
+    settle_batch_norm(network, [graphs[part] for part in training.settling])
     settled = score(network, training.validation).loss
     if kind == "recomputed":
         assert training.curves.validation_loss[-1] == settled
     else:
         assert training.curves.validation_loss[-1] != pytest.approx(settled, rel=1e-3)
+
+
+def test_statistics_are_recomputed_from_mixed_parts_of_equal_size(graphs):
+    training = make(graphs, batch_size=50)
+    sizes = [len(part) for part in training.settling]
+    assert max(sizes) <= 50
+    assert max(sizes) - min(sizes) <= 1
+    assert torch.equal(torch.cat(training.settling).sort().values, training.train)
+    assert not torch.equal(torch.cat(training.settling), training.train)
+
+
+@pytest.mark.parametrize("device", ["cuda", "meta"])
+def test_a_device_that_is_not_there_is_refused(graphs, device):
+    if device == "cuda" and torch.cuda.is_available():
+        pytest.skip("this machine has CUDA")
+    with pytest.raises(ArgumentError, match=f"training.device '{device}' cannot be used on this machine"):
+        make(graphs, device=device)

@@ -172,8 +172,8 @@ def _open(folder: Path, options: TrainOptions, graphs: GraphSet, console: Consol
 
 
 def _is_of(folder: Path, graphs: GraphSet) -> bool:
-    """Whether a run was started with these graphs."""
-    found = read_json(folder / DATA)
+    """Whether a run was started with these graphs; one that does not say was not."""
+    found = read_json(folder / DATA) if (folder / DATA).exists() else None
     return isinstance(found, dict) and found.get("digest") == graphs.digest
 
 

@@ -82,9 +82,10 @@ class GraphClassifier(nn.Module):
 def settle_batch_norm(model: GraphClassifier, batches: Iterable[GraphBatch]) -> None:
     """Take the statistics of batch normalization from these graphs, with the weights as they are.
 
+    They are means over the batches, which have to be as mixed and as large as those of the training.
+
     The running ones are a mean over the last ten steps or so. In a small data set these are several epochs, in which a
-    rate of 0.01 has moved the weights far. The validation accuracy on MUTAG, as a mean over epochs 31 to 100 and ten
-    folds with 4 layers of 32, was 78.5 with them and 80.0 with these for GIN0, 77.6 and 80.9 for MaxExp(F).
+    rate of 0.01 has moved the weights far.
     """
     layers = [layer for layer in model.modules() if isinstance(layer, nn.BatchNorm1d)]
     momenta = [layer.momentum for layer in layers]

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from powerpool.checks import ArgumentError
 from powerpool.data import GraphBatch, GraphSet
 from powerpool.pipelines.graph.config import ModelConfig, TrainingConfig
 from powerpool.pipelines.graph.model import GraphClassifier, settle_batch_norm
@@ -77,9 +78,12 @@ class Training:
         validation: Tensor | None = None,  # shape: (validation,)
         seed: int = 0,
     ) -> None:
-        self.config, self.graphs, self.train = config, graphs.to(config.device), train
+        self.config, self.graphs, self.train = config, graphs.to(_require_device(config.device)), train
         self.validation = None if validation is None else batches(self.graphs, validation, config.batch_size)
         self.order = torch.Generator().manual_seed(seed)
+        # Files are often sorted by class: parts of equal size at random, as the batches of training are.
+        mixed = train[torch.randperm(len(train), generator=torch.Generator().manual_seed(0))]
+        self.settling = mixed.tensor_split(-(-len(train) // config.batch_size))
         # The global generator, which gives initial weights, dropout and neighbours, is the caller's: it is put back
         # after every epoch, and this is where it was for the model.
         with torch.random.fork_rng():
@@ -129,8 +133,7 @@ class Training:
     def settle(self) -> None:
         """Make the model ready for evaluation."""
         if self.config.batch_norm == "recomputed":
-            parts = split(self.train, self.config.batch_size)
-            settle_batch_norm(self.model, (self.graphs[part.to(self.config.device)] for part in parts))
+            settle_batch_norm(self.model, (self.graphs[part.to(self.config.device)] for part in self.settling))
 
     def _train(self) -> float:
         self.model.train()
@@ -199,6 +202,18 @@ def score(model: nn.Module, parts: list[GraphBatch]) -> Score:
     scores, targets = logits(model, parts), torch.cat([part.y for part in parts])
     correct = int((scores.argmax(-1) == targets).sum())
     return Score(float(nn.functional.cross_entropy(scores, targets)), 100 * correct / len(targets))
+
+
+def _require_device(device: str) -> str:
+    """Refuse a device that torch knows, but this machine has not."""
+    try:
+        torch.empty(1, device=device).item()
+    except (AssertionError, RuntimeError, NotImplementedError) as error:
+        reason = (str(error).splitlines() or [""])[0].rstrip(".")
+        raise ArgumentError(
+            f"training.device {device!r} cannot be used on this machine: {reason}. Take cpu, or a device that is there."
+        ) from error
+    return device
 
 
 def _random_state(device: str) -> list[Tensor]:
