@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,27 +18,13 @@ from powerpool.experiments import graph, runner
 from powerpool.experiments.report import read_records
 from powerpool.pipelines.graph import evaluation
 from powerpool.records import RunRecord, environment
+from tests.experiments.threads import Threads
 from tests.pipelines.graph.samples import rings_and_stars, small_config, write_own_set
 
 PATIENCE = 600  # seconds: no test is about time, and none waits for ever
 TWO = ["--methods", "GIN0", "SOP+SpecMaxExpF"]
 NAMES = {f"{method}{suffix}.json" for method in TWO[1:] for suffix in ("", ".retrain")}
 LONGER = "model: {hidden: 8, layers: 2, eta: 5}\ntraining: {epochs: 60}\nfolds: 3\n"
-
-
-class Threads(ThreadPoolExecutor):
-    """A thread in the place of a process: the units are the same, and start at once."""
-
-    def __init__(self) -> None:
-        super().__init__(1)
-
-    def shutdown(self, wait: bool = True, kill_workers: bool = False) -> None:
-        super().shutdown(wait)
-
-
-@pytest.fixture
-def threads(monkeypatch):
-    monkeypatch.setattr(runner, "_make_executor", Threads)
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from concurrent.futures import BrokenExecutor, ThreadPoolExecutor
+from concurrent.futures import BrokenExecutor
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,10 +22,11 @@ import torch
 from rich.console import Console
 
 from powerpool.checks import ArgumentError, PowerPoolError
-from powerpool.experiments import runner
+from powerpool.experiments import progress, runner
 from powerpool.experiments.runner import UnexpectedUnitError, Unit, UnitError, run_units
 from powerpool.locks import LockedError
 from powerpool.records import RecordError, write_json
+from tests.experiments.threads import Threads
 
 PATIENCE = 60  # seconds: no test is about time, and none waits for ever
 
@@ -191,21 +192,6 @@ def is_gone(pid: int) -> bool:
 
 
 # Threads in the place of processes, where only the loop is looked at.
-
-
-class Threads(ThreadPoolExecutor):
-    """An executor of another make."""
-
-    def __init__(self) -> None:
-        super().__init__(1)
-
-    def shutdown(self, wait: bool = True, kill_workers: bool = False) -> None:
-        super().shutdown(wait)
-
-
-@pytest.fixture
-def threads(monkeypatch):
-    monkeypatch.setattr(runner, "_make_executor", Threads)
 
 
 def recorder(terminal: bool = False) -> Console:
@@ -490,8 +476,8 @@ def test_progress_goes_to_stderr(tmp_path, threads, capfd):
 
 
 def test_the_estimate_counts_units_that_ended_and_shares_the_rest_among_the_workers():
-    assert runner.remaining_seconds([], [5.0], 3, 2) is None
-    assert runner.remaining_seconds([10.0, 20.0], [], 4, 2) == 30.0
-    assert runner.remaining_seconds([10.0], [4.0, 99.0], 2, 2) == 13.0  # a late one ends at any moment
-    assert runner.remaining_seconds([10.0], [4.0], 0, 8) == 6.0
-    assert runner.remaining_seconds([10.0], [], 0, 2) == 0.0
+    assert progress.remaining_seconds([], [5.0], 3, 2) is None
+    assert progress.remaining_seconds([10.0, 20.0], [], 4, 2) == 30.0
+    assert progress.remaining_seconds([10.0], [4.0, 99.0], 2, 2) == 13.0  # a late one ends at any moment
+    assert progress.remaining_seconds([10.0], [4.0], 0, 8) == 6.0
+    assert progress.remaining_seconds([10.0], [], 0, 2) == 0.0

@@ -15,7 +15,6 @@ take the place of the local ones. POSIX systems only.
 from __future__ import annotations
 
 import contextlib
-import datetime as dt
 import os
 import pickle
 import random
@@ -29,7 +28,7 @@ import warnings
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from multiprocessing import resource_tracker
 from pathlib import Path
@@ -38,12 +37,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from powerpool.checks import ArgumentError, PowerPoolError
+from powerpool.experiments.progress import Display
 from powerpool.locks import locked
 from powerpool.records import RecordError, make_folder, read_json, write_json
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.progress import Progress, TaskID
 
 # Set before the interpreter of a worker starts: torch.set_num_threads is too late for what was imported before it, and
 # batched LU fails after it in torch 2.13.
@@ -119,7 +118,7 @@ def run_units(
         if count > 1:
             raise ArgumentError(f"{count} units write to {path}. Give each unit a file of its own.")
     with contextlib.nullcontext() if folder is None else locked(folder):
-        progress = _Display(console, description, len(units), jobs)
+        progress = Display(console, description, len(units), jobs)
         waiting = deque(_Task(unit, _pickled(unit)) for unit in units if not _is_done(unit, progress.say))
         for parent in {task.unit.path.parent for task in waiting}:
             make_folder(parent)  # before anything is computed that could not be written
@@ -195,7 +194,7 @@ def _is_done(unit: Unit, say: Callable[[str], None]) -> bool:
     return False
 
 
-def _run(waiting: deque[_Task], jobs: int, attempts: int, progress: _Display) -> list[_Failure]:
+def _run(waiting: deque[_Task], jobs: int, attempts: int, progress: Display) -> list[_Failure]:
     """Run all tasks; stop submitting after the first failure."""
     failures: list[_Failure] = []
     idle: list[Executor] = []
@@ -231,10 +230,11 @@ def _run(waiting: deque[_Task], jobs: int, attempts: int, progress: _Display) ->
                 else:
                     idle.append(executor)
                 if failure is None:
-                    progress.finished(task)
+                    progress.finished(task.unit.title, time.monotonic() - task.began)
                 else:
                     failures.append(failure)
-            progress.update([task for task, _ in running.values()], len(waiting))
+            now = time.monotonic()
+            progress.update([now - task.began for task, _ in running.values()], len(waiting))
     finally:
         for executor in made:
             _stop(executor)
@@ -370,95 +370,3 @@ def _error(failures: list[_Failure], kept: str) -> Exception:
     if first.expected:
         return UnitError(f"{first.title}: {first.message}\n{kept}")
     return UnexpectedUnitError(f"{first.title} failed. {kept}\n\nIn its process:\n{first.trace}")
-
-
-# Progress.
-
-
-@dataclass
-class _Display:
-    """A bar on a terminal; elsewhere a line at each quarter, so that a log stays short."""
-
-    console: Console | None
-    description: str
-    total: int
-    jobs: int
-    done: int = 0
-    start: float = field(default_factory=time.monotonic)
-    durations: list[float] = field(default_factory=list)
-    last: str = ""
-    _bar: Progress | None = None
-    _task: TaskID | None = None
-    _lines: int = 0
-
-    def say(self, text: str) -> None:
-        """One line that stays."""
-        if self.console is None:
-            from rich.console import Console
-
-            self.console = Console(stderr=True)
-        self.console.print(f"{self.description}: {text}", markup=False, highlight=False, soft_wrap=True)
-
-    def resumed(self, count: int) -> None:
-        """Units that need not run; they do not count for the estimate."""
-        self.done = count
-        if count:
-            self.say(f"resumed {count} of {self.total}")
-
-    def __enter__(self) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-        self.console = self.console or Console(stderr=True)
-        if self.console.is_terminal:
-            # Titles may contain brackets, which are no markup.
-            tail = TextColumn("{task.fields[tail]}", markup=False)
-            described = TextColumn("{task.description}", markup=False)
-            columns = (described, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), tail)
-            self._bar = Progress(*columns, console=self.console, transient=True, refresh_per_second=2)
-            self._task = self._bar.add_task(self.description, total=self.total, completed=self.done, tail="")
-            self._bar.start()
-
-    def __exit__(self, *_: object) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-
-    def finished(self, task: _Task) -> None:
-        """A unit is done."""
-        self.done += 1
-        self.durations.append(time.monotonic() - task.began)
-        self.last = task.unit.title
-
-    def update(self, running: Sequence[_Task], waiting: int) -> None:
-        """Show how far it is."""
-        now = time.monotonic()
-        left = remaining_seconds(self.durations, [now - task.began for task in running], waiting, self.jobs)
-        parts = [] if left is None else [f"about {_clock(left)} left"]
-        parts += [f"last: {self.last}"] if self.last else []
-        if self._bar is not None and self._task is not None:
-            self._bar.update(self._task, completed=self.done, tail=", ".join(parts))
-            return
-        quarters = 4 * self.done // self.total
-        if self.durations and quarters > self._lines:
-            self.say(", ".join([f"{self.done} of {self.total} done", f"{_clock(now - self.start)} elapsed", *parts]))
-        self._lines = max(quarters, self._lines)
-
-
-def remaining_seconds(durations: Sequence[float], running: Sequence[float], waiting: int, jobs: int) -> float | None:
-    """An estimate from the units that ended: all others take as long as those did on average.
-
-    Args:
-        durations: seconds that each unit took that ended in this run.
-        running: for how many seconds each unit has been running.
-        waiting: how many have not started.
-        jobs: how many run at a time.
-    """
-    if not durations:
-        return None
-    mean = sum(durations) / len(durations)
-    work = mean * waiting + sum(max(mean - seconds, 0.0) for seconds in running)
-    return work / max(1, min(jobs, waiting + len(running)))
-
-
-def _clock(seconds: float) -> str:
-    return str(dt.timedelta(seconds=round(seconds)))

@@ -49,16 +49,6 @@ class TrainOptions(GraphConfig):
     """Train GIN0 with one readout, choose epoch and grid point by validation, test once, and keep the model.
 
     Args:
-        data: a set of the TU collection, such as MUTAG, or a folder or zip in the TU format
-        data_root: folder with data sets, as zips or folders; without it $POWERPOOL_DATA and the cache are searched
-        features: one-hot node features: labels, degree, constant, or auto: labels, else degree, but constant for REDDIT
-        degree_cap: the last column of degree features is for this degree and all higher ones
-        download: whether data that is not on this machine may be fetched from the network
-        model: GIN0 and its readout
-        training: Adam and its schedule
-        grid: what is chosen by validation loss
-        folds: parts that the graphs are cut into; one is for test, one for validation
-        seed: of the folds, the initial weights, the order of the graphs and dropout
         protocol: validation-only keeps the model that was chosen; retrain trains it again on all but the test graphs
         fold: which of the folds is for test
         out: the run folder; runs/train/graph/DATA/METHOD without it

@@ -1,0 +1,13 @@
+"""Workers that are threads, for tests that are not about processes."""
+
+from __future__ import annotations
+
+import pytest
+
+from powerpool.experiments import runner
+from tests.experiments.threads import Threads
+
+
+@pytest.fixture
+def threads(monkeypatch):
+    monkeypatch.setattr(runner, "_make_executor", Threads)
