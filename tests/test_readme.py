@@ -2,6 +2,8 @@
 
 import re
 import shlex
+import subprocess
+import sys
 from importlib.metadata import metadata
 from pathlib import Path
 
@@ -10,7 +12,7 @@ import pytest
 from powerpool.cli import COMMANDS, main
 
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = ("README.md", "CONTRIBUTING.md", "docs/graphs.md")
+DOCUMENTS = ("README.md", "CONTRIBUTING.md", "docs/graphs.md", "docs/images.md")
 
 
 def test_every_path_in_the_documents_exists():
@@ -72,13 +74,30 @@ def test_every_powerpool_command_exists(document):
     assert all(first in COMMANDS or f"{first} {second}" in COMMANDS for first, second in typed)
 
 
+def commands_of(document: str) -> list[list[str]]:
+    """The lines of all bash blocks, as words."""
+    blocks = re.findall(r"^```bash\n(.*?)^```", (ROOT / document).read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+    return [shlex.split(line) for block in blocks for line in block.splitlines()]
+
+
+def test_the_commands_of_the_page_on_images_run_in_their_order(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("POWERPOOL_DATA", raising=False)
+    monkeypatch.setenv("POWERPOOL_CACHE", str(tmp_path / "cache"))  # as on a machine that never saw the project
+    for words in commands_of("docs/images.md"):
+        if words[0] == "python":
+            subprocess.run([sys.executable, *words[1:]], check=True)
+        else:
+            assert main(words[1:]) == 0, words
+    assert (tmp_path / "digits.onnx").exists()
+    assert (tmp_path / "runs/reproduce/vision-quick/report.html").exists()
+    assert (tmp_path / "runs/digits/confusion.png").exists()
+
+
 def test_the_commands_of_the_page_on_graphs_run_in_their_order(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("POWERPOOL_DATA", raising=False)  # a fresh clone has MUTAG from a wheel, and nothing else
-    blocks = re.findall(
-        r"^```bash\n(.*?)^```", (ROOT / "docs/graphs.md").read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
-    )
-    commands = [shlex.split(line) for block in blocks for line in block.splitlines()]
+    commands = commands_of("docs/graphs.md")
     assert [words[1] for words in commands] == ["train", "evaluate", "predict", "reproduce", "report"]
     for words in commands:
         assert main(words[1:]) == 0

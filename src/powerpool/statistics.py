@@ -1,7 +1,7 @@
-"""Means with intervals, and tests of two methods on the same folds.
+"""Means and shares with intervals, and tests of two methods on the same folds or the same test items.
 
-A leaf of the import graph. Student's distribution is computed here: a run that took hours must not fail at its last
-step because SciPy is missing.
+A leaf of the import graph. Student's distribution and the binomial one are computed here: a run that took hours must
+not fail at its last step because SciPy is missing.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from statistics import NormalDist
 
 from powerpool.checks import ArgumentError, NotFiniteError
 
@@ -45,6 +46,23 @@ class PairedTest:
     corrected_p_value: float
     """The same, with the variance that overlapping training sets call for."""
     count: int
+
+
+@dataclass(frozen=True)
+class McNemarTest:
+    """Two methods on the same test items: who was right where the other was wrong."""
+
+    won: int
+    """Items that ours has right and the baseline wrong."""
+    lost: int
+    """Items that ours has wrong and the baseline right."""
+    count: int
+    difference: float
+    """Of the shares of right items, ours - baseline, in percentage points."""
+    interval: tuple[float, float]
+    """Of the difference, with a confidence of 95 %, in percentage points."""
+    p_value: float
+    """Of the exact, two-sided test: how likely so uneven a share of won and lost is if each is as likely."""
 
 
 def summarize(values: Sequence[float]) -> Summary:
@@ -117,6 +135,74 @@ def paired_test(ours: Sequence[float], baseline: Sequence[float], *, test_to_tra
     return PairedTest(summary.mean, summary.interval, p_values[0], p_values[1], count)
 
 
+def proportion_interval(right: float, count: int, confidence: float = LEVEL) -> tuple[float, float]:
+    r"""Where the share of right items lies, given :math:`k` right ones of :math:`n`: Wilson's score interval.
+
+    .. math:: \frac{k + z^2 / 2}{n + z^2} \pm \frac{z}{n + z^2} \sqrt{\frac{k (n - k)}{n} + \frac{z^2}{4}}
+
+    with the quantile :math:`z` of the normal distribution. It stays within 0 and 1, and it has a width where all items
+    are right, or none.
+
+    Args:
+        right: number of right items. A mean over several runs need not be whole.
+        count: number of items.
+        confidence: probability that such intervals hold the share, above 0 and below 1.
+
+    Example:
+        >>> low, high = proportion_interval(8, 10)
+        >>> round(low, 4), round(high, 4)
+        (0.4902, 0.9433)
+    """
+    if count < 1:
+        raise ArgumentError(f"count must be at least 1 (got {count}): of no items there is no share.")
+    if not 0 <= right <= count:
+        raise ArgumentError(f"right must be at least 0 and at most count, {count} (got {right}).")
+    if not 0 < confidence < 1:
+        raise ArgumentError(f"confidence must be above 0 and below 1 (got {confidence}); 0.95 is usual.")
+    z = NormalDist().inv_cdf((1 + confidence) / 2)
+    middle = (right + z * z / 2) / (count + z * z)
+    half = z / (count + z * z) * math.sqrt(right * (count - right) / count + z * z / 4)
+    # At the ends the bound is 0 or 1, and round-off may not move it: an interval holds what it is the interval of.
+    return (0.0 if right == 0 else middle - half), (1.0 if right == count else middle + half)
+
+
+def mcnemar(ours: Sequence[bool], baseline: Sequence[bool]) -> McNemarTest:
+    r"""Compare two methods on the same test items: entry :math:`i` of both says whether item :math:`i` was right.
+
+    .. math:: p = \min\Big(1,\ 2 \sum_{k=0}^{\min(b, c)} \binom{b + c}{k} 2^{-(b + c)}\Big)
+
+    with :math:`b` items won and :math:`c` lost. Items that both have right, or both wrong, say nothing about which is
+    better. This is McNemar's test in its exact form, for few as for many items.
+
+    The interval of the difference is that of Bonett and Price (2012), Wald's with one more item won and one more lost:
+
+    .. math:: \tilde b - \tilde c \pm z \sqrt{\frac{\tilde b + \tilde c - (\tilde b - \tilde c)^2}{n + 2}},
+        \qquad \tilde b = \frac{b + 1}{n + 2}, \quad \tilde c = \frac{c + 1}{n + 2}
+
+    It is an approximation: close to p = 0.05 it may hold 0 where p is below, or the other way round.
+
+    Example:
+        >>> found = mcnemar([True, True, True, False, True, True], [True, False, False, True, False, False])
+        >>> found.won, found.lost, found.difference, round(found.p_value, 4)
+        (4, 1, 50.0, 0.375)
+    """
+    if len(ours) != len(baseline):
+        raise ArgumentError(
+            f"ours and baseline must have one entry for each item (got {len(ours)} and {len(baseline)}). "
+            "Test both on the same items."
+        )
+    count = len(ours)
+    if count == 0:
+        raise ArgumentError("ours and baseline must have at least one item (got none).")
+    won = sum(1 for mine, other in zip(ours, baseline, strict=True) if mine and not other)
+    lost = sum(1 for mine, other in zip(ours, baseline, strict=True) if other and not mine)
+    more, fewer = (won + 1) / (count + 2), (lost + 1) / (count + 2)
+    half = NormalDist().inv_cdf((1 + LEVEL) / 2) * math.sqrt((more + fewer - (more - fewer) ** 2) / (count + 2))
+    # With few items the approximation may reach beyond what a difference can be.
+    interval = (100 * max(-1.0, more - fewer - half), 100 * min(1.0, more - fewer + half))
+    return McNemarTest(won, lost, count, 100 * (won - lost) / count, interval, _sign_p_value(won, lost))
+
+
 @cache
 def t_quantile(freedom: int) -> float:
     """The t that Student's t exceeds in absolute value with a probability of 5 %.
@@ -139,10 +225,24 @@ def t_tail(t: float, freedom: int) -> float:
     .. math:: I_x(\nu / 2, 1 / 2), \qquad x = \nu / (\nu + t^2)
     """
     square = t * t  # 0 or infinite where t is beyond what a float can square
-    a, b, x = freedom / 2, 0.5, freedom / (freedom + square)
-    if x in (0, 1):
-        return x
-    rest = square / (freedom + square)
+    x = freedom / (freedom + square)
+    return x if x in (0, 1) else _incomplete_beta(freedom / 2, 0.5, x, square / (freedom + square))
+
+
+def _sign_p_value(won: int, lost: int) -> float:
+    r"""Probability that a fair coin, tossed ``won + lost`` times, shows its sides at least as unevenly as this.
+
+    .. math:: 2 P(K \le k) = 2 I_{1/2}(n - k, k + 1), \qquad n = b + c, \quad k = \min(b, c)
+
+    No binomial coefficient is formed: those of some thousand items are beyond what a float can hold.
+    """
+    if abs(won - lost) <= 1:
+        return 1.0  # as even as can be
+    return 2 * _incomplete_beta(max(won, lost), min(won, lost) + 1, 0.5, 0.5)
+
+
+def _incomplete_beta(a: float, b: float, x: float, rest: float) -> float:
+    """The regularized incomplete beta function at ``x`` above 0 and below 1; ``rest`` is 1 - x without round-off."""
     scale = math.exp(math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log(rest))
     # The fraction converges fast on one side of the mean of the beta distribution; the other side is the complement.
     if x < (a + 1) / (a + b + 2):

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from powerpool.cli import main
-from powerpool.experiments import graph, runner
+from powerpool.experiments import graph, provenance, runner
 from powerpool.experiments.report import read_records
 from powerpool.pipelines.graph import evaluation
 from powerpool.records import RunRecord, environment
@@ -313,14 +313,15 @@ def test_other_code_runs_again_and_the_record_says_which_code_it_was(copy, monke
     files, first = fold_files(copy), RunRecord.read(copy / "MUTAG" / "GIN0.json")
     words = ["--data", "MUTAG", "--methods", "GIN0", "--quick", "--protocols", "validation-only"]
     known = {**environment(), "commit": "a" * 40, "dirty": True}
-    monkeypatch.setattr(graph, "environment", lambda: known)
+    for module in (graph, provenance):
+        monkeypatch.setattr(module, "environment", lambda: known)
     assert reproduce(copy, *words) == 0  # nothing runs: the folds are of the commit before
     assert fold_files(copy) == files
     again = RunRecord.read(copy / "MUTAG" / "GIN0.json")
     assert [again.environment[name] for name in ("commit", "dirty", "time")] == [
         first.environment[name] for name in ("commit", "dirty", "time")
     ]
-    monkeypatch.setattr(graph, "_code", lambda: "other")
+    monkeypatch.setattr(provenance, "code_digest", lambda pipeline: "other")
     assert reproduce(copy, *words) == 0
     assert len(fold_files(copy)) == len(files) + 3
     other = RunRecord.read(copy / "MUTAG" / "GIN0.json")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from powerpool.experiments.paper import Figure, figures, paper_figure
+from powerpool.experiments.paper import Figure, figures, network, paper_figure, paper_network
 
 ORIGINAL = Path(__file__).parents[3] / "shared" / "paper" / "results.yaml"
 
@@ -40,10 +40,62 @@ def test_a_figure_is_found_by_the_names_of_a_run(
         ("graph", "ENZYMES", "GIN0", "validation-only"),
         ("graph", "MUTAG", "GIN0", "leave-one-out"),
         ("vision", "MUTAG", "GIN0", "validation-only"),
+        ("vision", "flower102", "SOP+NewtonSchulz", "frozen"),
+        ("vision", "flower102", "resnet50", "frozen"),
+        ("vision", "cub200", "SOP", "frozen"),
+        ("few-shot", "flower102", "RelationNet", "frozen"),
     ],
 )
 def test_what_the_paper_does_not_report_is_none(pipeline: str, data: str, method: str, protocol: str) -> None:
     assert paper_figure(pipeline, data, method, protocol) is None
+
+
+@pytest.mark.parametrize(
+    "data, method, backbone, figure",
+    [
+        ("flower102", "Baseline", "resnet50", Figure(94.06)),
+        ("flower102", "Baseline", "alexnet", Figure(82.0)),
+        ("flower102", "SOP+SC+SpecMaxExpF", "efficientnet-lite0", Figure(97.62)),  # beside those of ResNet-50
+        ("flower102", "SOP+SC+SpecMaxExpF", "alexnet", None),
+        ("flower102", "SOP", None, Figure(94.7)),
+        ("mit67", "SOP+SigmE", "alexnet", Figure(85.6)),
+        ("food101", "Baseline", None, Figure(81.9)),
+        ("fmd", "SOP+SC+AsinhE", None, Figure(85.0)),
+        ("imagenet2012", "Baseline", None, Figure(75.0, top5=91.9)),
+        ("imagenet", "SOP+SC+SpecMaxExpF", "resnet50", Figure(77.95, top5=93.96)),
+        ("imagenet", "SOP+NewtonSchulz", None, Figure(77.86, top5=93.78)),
+        ("imagenet", "MPN-COV", None, Figure(77.27, top5=93.46)),
+        ("imagenet", "ResNet-50", None, Figure(75.3, top5=92.2)),
+    ],
+)
+def test_figures_of_images_are_found_by_network_and_errors_are_accuracies(
+    data: str, method: str, backbone: str | None, figure: Figure | None
+) -> None:
+    for protocol in ("frozen", "end-to-end"):
+        assert paper_figure("vision", data, method, protocol, backbone) == figure
+
+
+@pytest.mark.parametrize(
+    "backbone, expected",
+    [
+        ("alexnet", "alexnet"),
+        ("torchvision:alexnet", "alexnet"),
+        ("resnet50", "resnet50"),
+        ("timm:resnet50.a1_in1k", "resnet50"),
+        ("hf:microsoft/resnet-50", "resnet50"),
+        ("hf:/home/me/ResNet-50", "resnet50"),
+        ("timm:resnet50d", None),
+        ("timm:wide_resnet50_2", None),
+        ("resnet500", None),
+        ("hf:me/alexnet-like", None),
+        ("efficientnet-lite0", None),
+        (None, None),
+    ],
+)
+def test_the_papers_networks_are_known_by_the_names_of_collections(backbone: str | None, expected: str | None) -> None:
+    assert network(backbone) == expected
+    assert paper_network("flower102", backbone) == expected or paper_network("flower102", backbone) == "resnet50"
+    assert paper_network("mit67", backbone) == "resnet50"
 
 
 def test_the_other_sections_are_there() -> None:

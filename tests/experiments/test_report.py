@@ -338,7 +338,9 @@ def test_two_records_of_one_row_and_two_metrics_in_one_table_are_refused(tmp_pat
         write([runs.run("SOP", [1.0]), runs.run("SOP", [2.0])], tmp_path)
     with pytest.raises(RecordError, match="holds 'error in %', that of GIN0 'accuracy in %'"):
         write([runs.run("GIN0", [1.0]), runs.run("SOP", [2.0], metric="error in %")], tmp_path)
-    with pytest.raises(RecordError, match=r"needs records .got none.*powerpool reproduce graph"):
+    with pytest.raises(
+        RecordError, match=r"needs records .got none.*`powerpool reproduce graph` or `powerpool reproduce vision`"
+    ):
         write([], tmp_path)
     assert list(tmp_path.iterdir()) == []
 
@@ -376,9 +378,13 @@ def test_records_are_filed_by_data_method_and_protocol() -> None:
 
 
 def test_folders_without_records_say_what_makes_them(tmp_path: Path) -> None:
-    with pytest.raises(RecordError, match=r"holds no record of a run: make some with `powerpool reproduce graph`"):
+    with pytest.raises(
+        RecordError, match=r"no record of a run.*`powerpool reproduce graph` or `powerpool reproduce vision`"
+    ):
         report.run(ReportOptions(tmp_path))
-    with pytest.raises(ArgumentError, match=r"must be a folder.*powerpool reproduce graph"):
+    with pytest.raises(
+        ArgumentError, match=r"must be a folder.*`powerpool reproduce graph` or `powerpool reproduce vision`"
+    ):
         ReportOptions(tmp_path / "missing")
 
 

@@ -25,7 +25,7 @@ from powerpool.records import RecordError, environment, make_folder
 if TYPE_CHECKING:
     from rich.console import Console
 
-SuiteName = Literal["all", "pools", "solvers", "curves", "training"]
+SuiteName = Literal["all", "pools", "solvers", "curves", "training", "extraction"]
 SUITES = typing.get_args(SuiteName)[1:]
 
 
@@ -34,7 +34,7 @@ class BenchOptions:
     """Measure time and memory of poolings, solvers and curves, against competitors in the same run.
 
     Args:
-        suite: which suite: all, solvers, pools, curves or training; may be given as the first word
+        suite: which suite: all, solvers, pools, curves, training or extraction; may be given as the first word
         quick: few small cases and few repetitions: does everything run?
         out: folder of the records, SUITE.json, and of the plots
         threads: threads of torch
@@ -136,9 +136,9 @@ def run_suite(suite: str, options: BenchOptions, console: Console) -> BenchRecor
 def suite_cases(suite: str, quick: bool, device: str) -> list[BenchCase]:
     """The cases of a suite, in the order in which they run."""
     module: Any = importlib.import_module(f"powerpool.bench.{suite}")
-    if suite == "training":
+    if suite in ("training", "extraction"):
         if torch.device(device).type != "cpu":
-            raise ArgumentError(f"The suite 'training' runs on the CPU only (got device {device!r}).")
+            raise ArgumentError(f"The suite {suite!r} runs on the CPU only (got device {device!r}).")
         found: list[BenchCase] = module.cases(quick)
     else:
         found = module.cases(quick, device)
@@ -190,6 +190,10 @@ def _conclude(record: BenchRecord, complete: bool) -> None:
         from powerpool.bench import training
 
         record.targets = limits(record.cases, training.LIMITS, training.OURS)
+    if record.suite == "extraction":
+        from powerpool.bench import extraction
+
+        record.targets = limits(record.cases, extraction.LIMITS, extraction.FILES)
     if record.suite == "solvers":
         from powerpool.bench.solvers import selection
 

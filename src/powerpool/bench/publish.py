@@ -62,6 +62,7 @@ def markdown(records: Sequence[BenchRecord]) -> str:
         "solvers": [_selection],
         "curves": [_curves],
         "training": [_targets, _training],
+        "extraction": [_targets, _extraction],
     }
     lines = [
         "# Measured",
@@ -198,12 +199,20 @@ def _curves(record: BenchRecord) -> list[str]:
 
 
 def _training(record: BenchRecord) -> list[str]:
+    return _whole_jobs(record, "### Training, ms", "readout")
+
+
+def _extraction(record: BenchRecord) -> list[str]:
+    return _whole_jobs(record, "### Features of pictures, ms", "how")
+
+
+def _whole_jobs(record: BenchRecord, title: str, what: str) -> list[str]:
     rows = [
         (case.name, result.name, _time(result), f"{result.peak_bytes / 2**20:.0f}")
         for case in record.cases
         for result in case.results
     ]
-    return _table("### Training, ms", ("case", "readout", "total", "peak MB"), rows)
+    return _table(title, ("case", what, "total", "peak MB"), rows)
 
 
 def _time(result: Measured | None) -> str:

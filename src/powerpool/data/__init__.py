@@ -1,4 +1,4 @@
-"""Files become tensors here: sets of graphs and the folds to train and test on. No model and no training.
+"""Files become tensors here: graphs, pictures, and the folds to train and test on. No model and no training.
 
 Example:
     >>> from powerpool.data import load_graphs, stratified_folds
@@ -11,17 +11,39 @@ Example:
 
 from __future__ import annotations
 
+from powerpool.data.crops import Crops
 from powerpool.data.errors import DataError, MissingDataError
 from powerpool.data.folds import Fold, stratified_folds
 from powerpool.data.graphs import GraphBatch, GraphSet, NodeFeatures, load_graphs
+from powerpool.data.images import (
+    ImageDataset,
+    ImageSet,
+    ImageSplit,
+    Splits,
+    list_pictures,
+    load_images,
+    readable,
+)
+from powerpool.data.pictures import ImageError, Limits, read_image
 
 __all__ = [
+    "Crops",
     "DataError",
     "Fold",
     "GraphBatch",
     "GraphSet",
+    "ImageDataset",
+    "ImageError",
+    "ImageSet",
+    "ImageSplit",
+    "Limits",
     "MissingDataError",
     "NodeFeatures",
+    "Splits",
+    "list_pictures",
     "load_graphs",
+    "load_images",
+    "read_image",
+    "readable",
     "stratified_folds",
 ]

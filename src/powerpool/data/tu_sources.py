@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from powerpool.checks import UnknownNameError
 from powerpool.data.errors import DataError, MissingDataError
+from powerpool.data.places import cache_folder, data_folders, without_cache
 from powerpool.data.tu_format import TuFiles, read_tables
 from powerpool.records import RecordError, atomic
 
@@ -79,7 +80,7 @@ def find(name: str, root: str | Path | None) -> Path | None:
 
 def fetch(name: str, root: str | Path | None) -> Path:
     """Download a named set to the cache. The file is there once it was read without an error, and not before."""
-    target, url = cache_folder() / f"{name}.zip", URL.format(name=name)
+    target, url = cache_folder("graphs") / f"{name}.zip", URL.format(name=name)
     by_hand = f"Download it by other means and pass root=, the folder that holds {name}.zip."
     logging.getLogger(__name__).info("Downloading %s to %s", url, target)
     try:
@@ -99,21 +100,12 @@ def fetch(name: str, root: str | Path | None) -> Path:
     except DataError as error:
         raise DataError(f"What {url} sent is not {name}, and was not kept: {error} {by_hand}") from error
     except (OSError, RecordError) as error:
-        raise DataError(
-            f"Cannot write {target}: {error}. Set XDG_CACHE_HOME to a folder that can be written to."
-        ) from error
+        raise DataError(without_cache(target, error)) from error
     return target
 
 
-def cache_folder() -> Path:
-    """Where downloads are kept."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "powerpool" / "graphs"
-
-
 def _folders(root: str | Path | None) -> list[Path]:
-    given = root or os.environ.get("POWERPOOL_DATA")
-    roots = [Path(given).expanduser(), Path(given).expanduser() / "graphs"] if given else []
-    return [*roots, cache_folder()]
+    return [*data_folders(root, "graphs"), cache_folder("graphs")]
 
 
 def _not_here(name: str, root: str | Path | None) -> str:

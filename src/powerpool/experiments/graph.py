@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
-from functools import cache, partial
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import torch
-
-import powerpool
 from powerpool.checks import ArgumentError, require_choice
 from powerpool.configs import Setting, make_config, read_settings, recipe_names
 from powerpool.data import GraphSet
+from powerpool.experiments.provenance import fingerprint, origin_of, with_origin, without_origin
 from powerpool.experiments.report import BASELINE, read_records, record_path, write_report
-from powerpool.experiments.runner import WORKER_VARIABLES, Unit, run_units
+from powerpool.experiments.runner import Unit, run_units
 from powerpool.locks import locked
 from powerpool.pipelines.graph.config import PROTOCOLS, GraphConfig
 from powerpool.pipelines.graph.evaluation import METRIC, make_fold, read_graphs, retrain, validation_only
@@ -27,8 +22,6 @@ from powerpool.records import RunRecord, environment
 
 PLACES = ("data_root", "download")
 """Settings that say where data is, on which no result depends."""
-NO_RESULT = ("bench", "demo.py", "experiments", "cli.py", "options.py")
-"""Parts of the package that no result of a fold depends on."""
 RESULT = ("fold", "value", "chosen", "epoch", "seconds", "origin")
 """What the result of a fold has at least."""
 
@@ -122,7 +115,7 @@ def run(options: ReproduceGraphOptions) -> None:
             for row in rows:
                 record = make_record(row, protocol, list(islice(remaining, row.config.folds)), start)
                 record.write(folder / record_path(record))
-        written = write_report(read_records(folder), folder, baseline=BASELINE, order=tuple(METHODS))
+        written = write_report(read_records(folder), folder)
     console = Console()
     for path in written[:2]:
         console.print(f"written: {path}", markup=False, highlight=False, soft_wrap=True)
@@ -165,28 +158,17 @@ def read_config(options: ReproduceGraphOptions, data: str | None) -> GraphConfig
 
 def make_record(row: Row, protocol: str, folds: list[dict[str, Any]], start: dict[str, Any]) -> RunRecord:
     """The record of a row, from the results of its folds."""
-    # The folds may have been run by another command, from another state of the code: theirs is what counts.
-    origins = [fold["origin"] for fold in folds]
-    commits = sorted({str(origin["commit"]) for origin in origins if origin["commit"] is not None})
-    ran = {
-        **start,
-        "commit": ", ".join(commits) or None,
-        "dirty": any(origin["dirty"] for origin in origins) if commits else None,
-        "time": min(origin["time"] for origin in origins),
-        "threads": 1,
-        "variables": WORKER_VARIABLES,
-    }
     return RunRecord(
         pipeline="graph",
         data=row.graphs.name,
         method=row.method,
         protocol=protocol,
         metric=METRIC,
-        folds=tuple({name: value for name, value in fold.items() if name != "origin"} for fold in folds),
+        folds=tuple(without_origin(fold) for fold in folds),
         config=_settings(row.config, row.graphs),
         seed=row.config.seed,
         seconds=sum(fold["seconds"] for fold in folds),
-        environment=ran,
+        environment=origin_of(folds, start),
     )
 
 
@@ -197,18 +179,12 @@ def _run(protocol: str, rows: list[Row], work: list[partial[dict[str, Any]]], jo
         Unit(
             row.folder / f"{protocol}-{fold:02d}.json",
             f"{row.graphs.name} {row.method} fold {fold}",
-            partial(_with_origin, one),
+            partial(with_origin, one),
             RESULT,
         )
         for (row, fold), one in zip(places, work, strict=True)
     ]
     return run_units(units, jobs, description=f"folds of {protocol}")
-
-
-def _with_origin(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """The result of a fold, with the state of the code that it came from."""
-    found = environment()
-    return {**work(), "origin": {name: found[name] for name in ("commit", "dirty", "time")}}
 
 
 def _require_names(options: ReproduceGraphOptions, rows: list[Row]) -> None:
@@ -232,17 +208,4 @@ def _fingerprint(config: GraphConfig, graphs: GraphSet) -> str:
     """Another one for other settings, graphs, versions or code, so that no result is taken for another's."""
     import torch_geometric
 
-    parts = [_settings(config, graphs), torch.__version__, torch_geometric.__version__, _code()]
-    return hashlib.blake2b(json.dumps(parts, sort_keys=True).encode(), digest_size=4).hexdigest()
-
-
-@cache
-def _code() -> str:
-    """A digest of the code that results depend on."""
-    root = Path(powerpool.__file__).parent
-    digest = hashlib.blake2b()
-    for path in sorted(root.rglob("*.py")):
-        name = path.relative_to(root)
-        if name.parts[0] not in NO_RESULT:
-            digest.update(f"{name.as_posix()}\0".encode() + path.read_bytes())
-    return digest.hexdigest()
+    return fingerprint("graph", _settings(config, graphs), torch_geometric.__version__)

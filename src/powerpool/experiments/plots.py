@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from powerpool.experiments.tables import Group
+from powerpool.experiments.tables import Group, Row
 from powerpool.records import RunRecord, atomic
 from powerpool.statistics import summarize
 
@@ -21,33 +21,43 @@ OURS, PAPER = "#0072B2", "#D55E00"
 COLOURS = (OURS, PAPER, "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 DASHES = ("-", "--", ":", "-.")
 
+WIDE = 30
+"""From the smallest to the largest value of a setting: a range this wide has a logarithmic axis."""
+
 CURVES = {
     "train_loss": "training loss",
     "validation_loss": "validation loss",
     "validation_accuracy": "validation accuracy",
+    "validation_value": "validation accuracy in %",
+    "retrain_loss": "training loss, once more with validation",
 }
 """Curves that are drawn first, and what they are called; others follow under their own names."""
 
 
 def draw_values(group: Group, path: Path) -> None:
-    """Mean and 95 % interval of every method, the first on top, and the paper's mean where it has one."""
+    """Mean and 95 % interval of every method, the first on top, and the paper's figure where it has one."""
 
     def draw(figure: Figure) -> None:
         axes = figure.add_subplot()
         places = range(len(group.rows))
         means = [row.record.mean for row in group.rows]
-        # One fold has no interval: a bar of length nan is not drawn.
-        halves = [
-            math.nan if row.record.interval is None else row.record.interval[1] - row.record.mean for row in group.rows
-        ]
-        axes.errorbar(means, places, xerr=halves, fmt="o", color=OURS, capsize=3, label="ours, with 95 % interval")
+        bars = [_bar(row) for row in group.rows]
+        axes.errorbar(
+            means,
+            places,
+            xerr=list(zip(*bars, strict=True)),
+            fmt="o",
+            color=OURS,
+            capsize=3,
+            label="ours, with 95 % interval",
+        )
         known = [(row.paper.mean, place + 0.25) for place, row in enumerate(group.rows) if row.paper is not None]
         if known:
-            axes.plot(*zip(*known, strict=True), "D", color=PAPER, fillstyle="none", label="paper")
+            axes.plot(*zip(*known, strict=True), "D", color=PAPER, fillstyle="none", label=_paper(group))
         axes.set_yticks(places, [_plain(row.record.method) for row in group.rows])
         axes.set_ylim(len(group.rows) - 0.4, -0.6)
         axes.set_xlabel(_plain(group.metric))
-        axes.set_title(_plain(f"{group.data}, {group.protocol}"))
+        axes.set_title(_plain(group.title))
         axes.grid(axis="x", alpha=0.3)
         figure.legend(loc="outside lower center", ncols=2, fontsize="small")
 
@@ -72,10 +82,35 @@ def draw_curves(group: Group, path: Path) -> bool:
         # All methods have the same colour in every panel; one that is in no first panel is still in the legend.
         handles = {line.get_label(): line for axes in panels for line in axes.get_lines()}
         figure.legend(handles.values(), handles.keys(), loc="outside right upper", fontsize="small")
-        figure.suptitle(_plain(f"{group.data}, {group.protocol}"))
+        figure.suptitle(_plain(group.title))
 
     _save(draw, path, (2.5 + 3.6 * len(ordered), 4.2))
     return True
+
+
+def draw_sweep(rows: Sequence[Mapping[str, float]], setting: str, title: str, path: Path) -> None:
+    """Accuracy in % against the values of one setting; the best is filled: of equals, that with the lowest loss.
+
+    Args:
+        rows: each with a value of the setting under its name, its ``accuracy`` and its ``loss``.
+        setting: the name.
+        title: what was measured.
+        path: of the SVG file.
+    """
+    points = sorted((row[setting], row["accuracy"]) for row in rows)
+    best = min(rows, key=lambda row: (-row["accuracy"], row["loss"], row[setting]))
+    smallest, largest = points[0][0], points[-1][0]
+
+    def draw(figure: Figure) -> None:
+        axes = figure.add_subplot()
+        axes.plot(*zip(*points, strict=True), "o-", color=OURS, fillstyle="none", linewidth=1.3)
+        axes.plot(best[setting], best["accuracy"], "o", color=OURS)
+        if smallest > 0 and largest >= WIDE * smallest:
+            axes.set_xscale("log")
+        axes.set(xlabel=_plain(setting), ylabel="accuracy in %", title=_plain(title))
+        axes.grid(alpha=0.3)
+
+    _save(draw, path, (6, 4.2))
 
 
 def mean_curve(record: RunRecord, name: str) -> list[tuple[int, float, float]]:
@@ -91,6 +126,20 @@ def mean_curve(record: RunRecord, name: str) -> list[tuple[int, float, float]]:
             summary = summarize(values)
             points.append((epoch + 1, summary.mean, summary.std or 0.0))
     return points
+
+
+def _bar(row: Row) -> tuple[float, float]:
+    """How far the interval reaches to both sides of the mean."""
+    # One fold has no interval: a bar of length nan is not drawn.
+    low, high = row.interval or (math.nan, math.nan)
+    return row.record.mean - low, high - row.record.mean
+
+
+def _paper(group: Group) -> str:
+    """What the paper's markers are called: with their network where it is not ours."""
+    if group.paper_network is None or group.has_paper_network:
+        return "paper"
+    return f"paper, for {group.paper_network}"
 
 
 def _draw_curve(axes: Axes, record: RunRecord, name: str, number: int) -> None:

@@ -6,6 +6,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,15 @@ from powerpool.experiments.tables import Group
 from powerpool.records import RecordError, RunRecord, make_folder, read_json, write_text
 
 BASELINE = "GIN0"
+"""That of graph classification."""
+FIRST = ("validation-only", "frozen")
+"""The first protocol of each pipeline, which the names of its files do not say."""
+PIPELINES = {
+    "graph": ("powerpool.pipelines.graph.methods", BASELINE),
+    "vision": ("powerpool.pipelines.vision.methods", "FOP"),
+}
+"""For each pipeline the module whose ``METHODS`` are in the order of the tables, and what they are tested against."""
+MAKE = " or ".join(f"`powerpool reproduce {pipeline}`" for pipeline in PIPELINES)
 TITLE = "Measured beside the paper"
 
 
@@ -34,8 +44,8 @@ class ReportOptions:
     def __post_init__(self) -> None:
         if not self.records.is_dir():
             raise ArgumentError(
-                f"records must be a folder with records of runs (got {self.records}). Run `powerpool reproduce graph` "
-                "first, or name another folder with --records."
+                f"records must be a folder with records of runs (got {self.records}). Run {MAKE} first, or name "
+                "another folder with --records."
             )
 
 
@@ -43,10 +53,8 @@ def run(options: ReportOptions) -> None:
     """Write the report and say where it is."""
     from rich.console import Console
 
-    from powerpool.pipelines.graph.methods import METHODS
-
     records = read_records(options.records)
-    written = write_report(records, options.out or options.records, baseline=BASELINE, order=tuple(METHODS))
+    written = write_report(records, options.out or options.records)
     names = ", ".join(path.name for path in written[:2])
     text = f"{options.out or options.records}: {names} and {len(written) - 2} plots from {len(records)} records"
     Console().print(text, markup=False, highlight=False, soft_wrap=True)
@@ -54,7 +62,7 @@ def run(options: ReportOptions) -> None:
 
 def record_path(record: RunRecord) -> Path:
     """Where a record lies below the folder of all records: DATA/METHOD.json, or DATA/METHOD.PROTOCOL.json."""
-    suffix = "" if record.protocol == "validation-only" else f".{record.protocol}"
+    suffix = "" if record.protocol in FIRST else f".{record.protocol}"
     names = (record.data, f"{record.method}{suffix}.json")
     for name in names:
         # A separator or a step up leads out of the folder, and what is hidden is not read.
@@ -77,29 +85,34 @@ def read_records(folder: str | Path) -> list[RunRecord]:
     )
     records = [RunRecord.read(path) for path in paths if _has_schema(path)]
     if not records:
-        raise RecordError(
-            f"{folder} holds no record of a run: make some with `powerpool reproduce graph`, or name another folder."
-        )
+        raise RecordError(f"{folder} holds no record of a run: make some with {MAKE}, or name another folder.")
     return records
 
 
 def write_report(
-    records: Sequence[RunRecord], folder: str | Path, *, baseline: str, order: Sequence[str]
+    records: Sequence[RunRecord],
+    folder: str | Path,
+    *,
+    baseline: str | None = None,
+    order: Sequence[str] | None = None,
 ) -> list[Path]:
     """Write README.md, report.html and the plots into the folder, and return their paths in that order.
 
     The same records give the same files, in whatever order they come.
 
     Args:
-        records: at most one for each data set, protocol and method.
+        records: at most one for each data set, protocol, backbone and method.
         folder: is made where it is missing.
-        baseline: the method that all others are tested against.
-        order: of the methods in tables and plots; others follow by name.
+        baseline: the method that all others are tested against, instead of that of the pipeline.
+        order: of the methods in tables and plots, instead of that of the pipeline; others follow by name.
     """
     if not records:
-        raise RecordError("A report needs records (got none): make some with `powerpool reproduce graph`.")
+        raise RecordError(f"A report needs records (got none): make some with {MAKE}.")
     folder = Path(folder)
-    groups = tables.group(records, baseline, order)
+    groups = []
+    for pipeline, members in _by_pipeline(records).items():
+        usual_baseline, usual_order = _methods(pipeline)
+        groups += tables.group(members, baseline or usual_baseline, usual_order if order is None else order)
     make_folder(folder)
     pictures = _draw(groups, folder)
     ordered = [row.record for group in groups for row in group.rows]
@@ -107,6 +120,7 @@ def write_report(
         Heading(TITLE, 1),
         *_overview(groups),
         *(block for group, found in zip(groups, pictures, strict=True) for block in _section(group, found)),
+        Heading("Configuration", 2),
         *_settings(ordered),
         *_origin(ordered),
     ]
@@ -121,53 +135,128 @@ def _draw(groups: Sequence[Group], folder: Path) -> list[list[Picture]]:
     pictures: list[list[Picture]] = []
     taken: Counter[str] = Counter()
     for group in groups:
-        stem = re.sub(r"[^\w.-]+", "-", f"{group.data}-{group.protocol}", flags=re.ASCII)
+        names = [name for name in (group.data, group.protocol, group.backbone) if name is not None]
+        stem = re.sub(r"[^\w.-]+", "-", "-".join(names), flags=re.ASCII)
         taken[stem] += 1
         stem = stem if taken[stem] == 1 else f"{stem}-{taken[stem]}"
-        where = f"{group.data}, {group.protocol}"
-        values = Picture(f"{group.metric} of every method: {where}", folder / f"values-{stem}.svg")
-        curves = Picture(f"Training curves: {where}", folder / f"curves-{stem}.svg")
+        values = Picture(f"{group.metric} of every method: {group.title}", folder / f"values-{stem}.svg")
+        curves = Picture(f"Training curves: {group.title}", folder / f"curves-{stem}.svg")
         plots.draw_values(group, values.path)
         pictures.append([values, curves] if plots.draw_curves(group, curves.path) else [values])
     return pictures
 
 
+def _methods(pipeline: str) -> tuple[str, tuple[str, ...]]:
+    """The baseline of a pipeline, and the names of its methods in their order."""
+    if pipeline not in PIPELINES:
+        raise RecordError(
+            f"A record is of the pipeline {pipeline!r}, whose methods are not known here. Known are "
+            f"{', '.join(PIPELINES)}: leave it out of the folder, or read it with the version that wrote it."
+        )
+    module, baseline = PIPELINES[pipeline]
+    return baseline, tuple(import_module(module).METHODS)
+
+
+def _by_pipeline(records: Sequence[RunRecord]) -> dict[str, list[RunRecord]]:
+    names = sorted({record.pipeline for record in records})
+    return {name: [record for record in records if record.pipeline == name] for name in names}
+
+
 def _overview(groups: Sequence[Group]) -> Iterator[Block]:
+    """What a value, an interval and p are, for folds and for a test split, and how many rows are below others."""
+    folds, splits = ([group for group in groups if group.is_split is kind] for kind in (False, True))
+    values = [FOLD_VALUES] if folds else []
+    if splits:
+        values.append(f"{'Where there is one test split, a' if folds else 'A'} {SPLIT_VALUES}")
+    yield Text(
+        f"Written by powerpool report from records of runs; do not edit. {' '.join(values)} The figures of the paper "
+        "are those it prints."
+    )
+    several = len({group.pipeline for group in groups}) > 1
+    for pipeline in sorted({group.pipeline for group in groups}):
+        of = f" of {pipeline}" if several else ""
+        for kind, members in ((_count_folds, folds), (_count_splits, splits)):
+            found = [group for group in members if group.pipeline == pipeline]
+            if found:
+                yield Text(f"{kind(found, of)} {_count_below(found)}")
+    if folds:
+        yield Text(FOLD_P)
+    if splits:
+        yield Text(f"{'On one test split, p' if folds else 'p'} {SPLIT_P}")
+
+
+FOLD_VALUES = (
+    "A value is what one fold gave on its test part; ± is the standard deviation over folds, and the interval is that "
+    "of the mean, by Student's t. It takes folds for independent, and is somewhat too narrow, because their training "
+    "sets overlap."
+)
+SPLIT_VALUES = (
+    "value is the share of test pictures whose class is named right, for top-5 among the best five guesses, and the "
+    "interval is Wilson's. It speaks of other pictures of the same kind, and not of other seeds of training."
+)
+FOLD_P = (
+    "p is that of a paired, two-sided t-test over the same folds; it is too small, because training sets of folds "
+    "overlap. The corrected p takes that into account (Nadeau and Bengio, 2003). Neither is corrected for the "
+    "number of rows: of twenty without any difference, one is expected below 0.05."
+)
+SPLIT_P = (
+    "is that of McNemar's exact, two-sided test: among the pictures that only one of two methods names right, how "
+    "likely so uneven a share is by chance alone. The interval of the difference is that of Bonett and Price (2012). "
+    "Both are about these trained models on other pictures; another seed may differ by more. They are not corrected "
+    "for the number of rows: of twenty without any difference, one is expected below 0.05."
+)
+
+
+def _count_folds(groups: Sequence[Group], of: str) -> str:
     rows = [row for group in groups for row in group.rows]
-    known = [row for row in rows if row.to_paper is not None]
+    known = sum(row.is_within is not None for row in rows)
     outside = [row for group in groups for row in group.outside_paper]
     under = sum(row.to_paper is not None and row.to_paper < 0 for row in outside)
+    return (
+        f"Of {len(rows)} rows{of}, {known} have a figure in the paper: {known - len(outside)} are within one of "
+        f"its standard deviations, {under} further below and {len(outside) - under} further above."
+    )
+
+
+def _count_splits(groups: Sequence[Group], of: str) -> str:
+    rows = [row for group in groups for row in group.rows]
+    known, under = sum(row.paper is not None for row in rows), sum(len(group.below_paper) for group in groups)
+    other = sum(row.paper is not None for group in groups if not group.has_paper_network for row in group.rows)
+    networks = f", of which {other} are for another network or another training than ours" if other else ""
+    return f"Of {len(rows)} rows{of}, {known} have a figure in the paper{networks}: {under} are below it."
+
+
+def _count_below(groups: Sequence[Group]) -> str:
     compared, below = sum(len(group.compared) for group in groups), sum(len(group.below_baseline) for group in groups)
-    yield Text(
-        "Written by powerpool report from records of runs; do not edit. A value is what one fold gave on its test "
-        "part; ± is the standard deviation over folds, and the interval is that of the mean, by Student's t. It takes "
-        "folds for independent, and is somewhat too narrow, because their training sets overlap. The figures of the "
-        "paper are those it prints."
-    )
-    yield Text(
-        f"Of {len(rows)} rows, {len(known)} have a figure in the paper: {len(known) - len(outside)} are within one of "
-        f"its standard deviations, {under} further below and {len(outside) - under} further above. "
-        f"{below} of {compared} rows beside the baseline {groups[0].baseline} are below it."
-    )
-    yield Text(
-        "p is that of a paired, two-sided t-test over the same folds; it is too small, because training sets of folds "
-        "overlap. The corrected p takes that into account (Nadeau and Bengio, 2003). Neither is corrected for the "
-        "number of rows: of twenty without any difference, one is expected below 0.05."
-    )
+    return f"{below} of {compared} rows beside the baseline {groups[0].baseline} are below it."
 
 
-def _section(group: Group, pictures: Sequence[Picture]) -> list[Block]:
-    return [
-        Heading(f"{group.data}, {group.protocol}", 2),
-        Text(tables.introduction(group)),
-        tables.table(group),
-        Items(tables.losses(group)),
-        *pictures,
-    ]
+def _section(group: Group, pictures: Sequence[Picture]) -> Iterator[Block]:
+    yield Heading(group.title, 2)
+    yield Text(tables.introduction(group))
+    yield tables.table(group)
+    yield Items(tables.losses(group))
+    findings = tables.order_findings(group)
+    if findings:
+        yield Text("Whether the methods are in the paper's order:")
+        yield Items(findings)
+    yield from pictures
 
 
 def _settings(records: Sequence[RunRecord]) -> Iterator[Block]:
-    """What all runs have in common, and where they differ, beyond the names of data and methods."""
+    """What all runs of a pipeline have in common, and where they differ, beyond the names of data and methods."""
+    pipelines = _by_pipeline(records)
+    for pipeline, members in pipelines.items():
+        common, different = _compare_settings(members)
+        of = f" of {pipeline}" if len(pipelines) > 1 else ""
+        yield Text(f"Settings of every run{of}:")
+        yield Code("\n".join(common) or "none in common")
+        if different:
+            yield Text(f"Settings in which runs{of} differ:")
+            yield Table(("setting", "value", "runs"), different)
+
+
+def _compare_settings(records: Sequence[RunRecord]) -> tuple[list[str], list[tuple[str, str, str]]]:
     flat = [dict(_flat(record.config)) for record in records]
     names = list(dict.fromkeys(name for settings in flat for name in settings))
     common: list[str] = []
@@ -180,12 +269,7 @@ def _settings(records: Sequence[RunRecord]) -> Iterator[Block]:
             different += [
                 (name, value, _where([other == value for other in values], records)) for value in dict.fromkeys(values)
             ]
-    yield Heading("Configuration", 2)
-    yield Text("Settings of every run:")
-    yield Code("\n".join(common) or "none in common")
-    if different:
-        yield Text("Settings in which runs differ:")
-        yield Table(("setting", "value", "runs"), different)
+    return common, different
 
 
 def _where(chosen: Sequence[bool], records: Sequence[RunRecord]) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import importlib
 from types import ModuleType
 
-__all__ = ["pyg"]
+__all__ = ["backbones", "pyg", "sklearn"]
 
 
 def __getattr__(name: str) -> ModuleType:

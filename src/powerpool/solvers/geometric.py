@@ -264,5 +264,7 @@ def _product_derivative(a: Tensor, a_slope: Tensor, b: Tensor, b_slope: Tensor) 
 
 def _plus_identity(matrix: Tensor, weight: float) -> Tensor:
     """M + weight I, in the memory of M: only for a matrix that nobody else holds."""
+    if torch.compiler.is_compiling():  # a diagonal that is written to has no form in ONNX
+        return matrix + weight * torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
     matrix.diagonal(dim1=-2, dim2=-1).add_(weight)
     return matrix

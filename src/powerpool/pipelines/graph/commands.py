@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
-import sys
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,10 +9,19 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from powerpool.checks import ArgumentError
-from powerpool.configs import read_recipe, to_yaml
+from powerpool.configs import read_recipe
 from powerpool.data import GraphSet
 from powerpool.locks import locked
+from powerpool.pipelines.folders import (
+    CONFIG,
+    EVALUATION,
+    MODEL,
+    RECORD,
+    is_of,
+    open_run,
+    require_answer_file,
+    write_answers,
+)
 from powerpool.pipelines.graph.config import GraphConfig, ModelConfig, Protocol
 from powerpool.pipelines.graph.evaluation import (
     METRIC,
@@ -29,15 +35,14 @@ from powerpool.pipelines.graph.evaluation import (
     train_again,
 )
 from powerpool.pipelines.graph.methods import METHODS
-from powerpool.pipelines.graph.runs import CONFIG, DATA, MODEL, RECORD, TRIALS, TrainedModel, load_run
+from powerpool.pipelines.graph.runs import TRIALS, TrainedModel, load_run
 from powerpool.pipelines.graph.training import Training
-from powerpool.records import RecordError, RunRecord, environment, read_json, write_json, write_text
+from powerpool.records import RecordError, RunRecord, environment, write_json
 
 if TYPE_CHECKING:
     from rich.console import Console
     from typing_extensions import Self
 
-EVALUATION = "evaluation.json"
 READOUT_FIELDS = ("eta", "gamma", "asinhe_gamma", "t", "iterations", "beta")
 """Settings of the model that only some readouts have."""
 
@@ -90,7 +95,15 @@ def train(options: TrainOptions) -> None:
     console = Console(stderr=True)
     _say_unused(config, console)
     with locked(folder):
-        _open(folder, options, graphs, console)
+        open_run(
+            folder,
+            _RunConfig(**options.shared, protocol=options.protocol, fold=options.fold),
+            (graphs.name, graphs.digest),
+            pipeline="graph",
+            made=folder.glob(f"{TRIALS}/*.pt"),
+            overwrite=options.overwrite,
+            console=console,
+        )
         result = _train(options, graphs, folder, console)
     Console().print(
         f"{config.model.method} on {graphs.name}, {options.protocol}, fold {options.fold}: "
@@ -131,40 +144,6 @@ def _train(options: TrainOptions, graphs: GraphSet, folder: Path, console: Conso
         environment=environment(),
     ).write(folder / RECORD)
     return result
-
-
-def _open(folder: Path, options: TrainOptions, graphs: GraphSet, console: Console) -> None:
-    """Make the run folder, or see that what is in it is the beginning of this very run."""
-    wanted = _RunConfig(**options.shared, protocol=options.protocol, fold=options.fold)
-    file = folder / CONFIG
-    if options.overwrite:
-        for old in [folder / MODEL, folder / RECORD, folder / EVALUATION, *folder.glob(f"{TRIALS}/*.pt")]:
-            old.unlink(missing_ok=True)
-    elif file.exists():
-        if read_recipe(file, _RunConfig) != wanted:
-            raise RecordError(
-                f"{folder} holds a run with other settings (see {file}). Choose another --out, or start anew there "
-                "with --overwrite."
-            )
-        if not _is_of(folder, graphs):
-            raise RecordError(
-                f"{folder} holds this run, but of other graphs: {graphs.name} has changed since. Choose another --out, "
-                "or start anew there with --overwrite."
-            )
-        if (folder / RECORD).exists():
-            raise RecordError(
-                f"{folder} holds this very run, finished. Look at it with 'powerpool evaluate graph --run {folder}', "
-                "choose another --out, or train it anew with --overwrite."
-            )
-        console.print(f"Going on with the run in {folder}.", markup=False, highlight=False, soft_wrap=True)
-    write_json(folder / DATA, {"name": graphs.name, "digest": graphs.digest})
-    write_text(file, to_yaml(wanted))
-
-
-def _is_of(folder: Path, graphs: GraphSet) -> bool:
-    """Whether a run was started with these graphs; one that does not say was not."""
-    found = read_json(folder / DATA) if (folder / DATA).exists() else None
-    return isinstance(found, dict) and found.get("digest") == graphs.digest
 
 
 def _say_unused(config: GraphConfig, console: Console) -> None:
@@ -244,7 +223,7 @@ def evaluate(options: EvaluateOptions) -> None:
     model, config = load_run(options.run), read_recipe(Path(options.run, CONFIG), _RunConfig)
     root = options.data_root or config.data_root
     graphs = model.read(options.data or config.data, root, download=options.download)
-    own = _is_of(Path(options.run), graphs)
+    own = is_of(options.run, graphs.digest)
     if not options.data and not own:
         raise RecordError(
             f"{graphs.name} has changed since the run was trained, and its folds with it: which graphs are for test is "
@@ -315,8 +294,7 @@ class PredictOptions:
     out: str | None = None
 
     def __post_init__(self) -> None:
-        if self.out is not None and Path(self.out).suffix not in (".csv", ".json"):
-            raise ArgumentError(f"out must end in .csv or .json (got {self.out!r}).")
+        require_answer_file(self.out)
 
 
 def predict(options: PredictOptions) -> None:
@@ -333,17 +311,7 @@ def predict(options: PredictOptions) -> None:
         }
         for number, row in enumerate(probabilities)
     ]
-    if options.out is not None and options.out.endswith(".json"):
-        write_json(options.out, rows)
-        return
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    if options.out is None:
-        sys.stdout.write(text.getvalue())
-    else:
-        write_text(options.out, text.getvalue())
+    write_answers(rows, options.out)
 
 
 def _listed(values: dict[str, Any]) -> str:

@@ -6,9 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from powerpool.checks import ArgumentError
 from powerpool.curves import FAHDP, HDP, AsinhE, Curve, Gamma, MaxExp, SigmE
 from powerpool.functional import Mode
+from powerpool.pipelines.methods import Method as PlainMethod
+from powerpool.pipelines.methods import fast_maxexp
 from powerpool.solvers import NewtonSchulz, Solver
 
 if TYPE_CHECKING:
@@ -16,29 +17,16 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Method:
+class Method(PlainMethod["ModelConfig"]):
     """A readout.
 
     A first-order one has ``first_order``, the name of a PyG aggregation, and nothing else. A second-order one has a
     curve, entry by entry or on the spectrum, or none.
     """
 
-    parameters: tuple[str, ...] = ()
-    """Fields of the model's configuration that the readout depends on."""
-    curve: Callable[[ModelConfig], Curve] | None = None
-    mode: Mode = "spectral"
-    solver: Callable[[ModelConfig], Solver] | str = "auto"
     first_order: str | None = None
     rectified: bool = False
     """Whether negative features become 0 first, for a curve that has no value at negative entries of the matrix."""
-
-    def make_curve(self, model: ModelConfig) -> Curve | None:
-        """The curve with the parameters of the configuration."""
-        return None if self.curve is None else self.curve(model)
-
-    def make_solver(self, model: ModelConfig) -> Solver | str:
-        """The solver with the parameters of the configuration."""
-        return self.solver if isinstance(self.solver, str) else self.solver(model)
 
 
 def _second_order(
@@ -52,15 +40,6 @@ def _second_order(
 
 def _rectified(parameter: str, curve: Callable[[ModelConfig], Curve]) -> Method:
     return Method((parameter,), curve, "elementwise", rectified=True)
-
-
-def _fast_maxexp(eta: float) -> Curve:
-    curve = MaxExp(eta)
-    if curve.integer_power() is None:
-        raise ArgumentError(
-            f"the fast form needs a whole eta (got {eta}). Take SOP+SpecMaxExp, which has eigenvalues, for others."
-        )
-    return curve
 
 
 METHODS: dict[str, Method] = {
@@ -78,7 +57,7 @@ METHODS: dict[str, Method] = {
     "SOP+SpecHDP": _second_order("t", lambda model: HDP(model.t)),
     "SOP+SpecFAHDP": _second_order("t", lambda model: FAHDP(model.t)),
     "SOP+SpecMaxExp": _second_order("eta", lambda model: MaxExp(model.eta), solver="eigen"),
-    "SOP+SpecMaxExpF": _second_order("eta", lambda model: _fast_maxexp(model.eta)),
+    "SOP+SpecMaxExpF": _second_order("eta", lambda model: fast_maxexp(model.eta)),
 }
 """By the names of the paper's tables; "Spec" is on the spectrum, "F" the fast form without eigenvalues.
 

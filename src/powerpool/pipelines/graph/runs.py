@@ -18,12 +18,13 @@ from torch import Tensor
 from powerpool.checkpoints import load_state, save_state
 from powerpool.checks import PowerPoolError
 from powerpool.data import GraphSet, NodeFeatures, load_graphs
+from powerpool.pipelines.folders import MODEL, missing_model
 from powerpool.pipelines.graph.config import ModelConfig
 from powerpool.pipelines.graph.model import GraphClassifier
 from powerpool.pipelines.graph.training import batches, logits
 from powerpool.records import RecordError
 
-CONFIG, DATA, MODEL, RECORD, TRIALS = "config.yaml", "data.json", "model.pt", "record.json", "trials"
+TRIALS = "trials"
 FORMAT = 1
 
 
@@ -102,9 +103,4 @@ def load_run(folder: str | Path) -> TrainedModel:
     file = folder / MODEL
     if file.is_file():
         return TrainedModel.load(file)
-    if not folder.is_dir():
-        raise RecordError(f"There is no run folder {folder}. Make one with: powerpool train graph --out {folder}")
-    raise RecordError(
-        f"{folder} holds no {MODEL}: it is no run of graph classification, or its training did not end. "
-        f"Give it the same command again to go on: powerpool train graph --config {folder / CONFIG} --out {folder}"
-    )
+    raise missing_model(folder, "graph", "graph classification")

@@ -1,0 +1,294 @@
+"""Another pooling in a network that classifies, in one line."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from powerpool.checks import ArgumentError
+from powerpool.integrations.backbones.base import PROBE_SIZES, BackboneError, evaluating
+from powerpool.integrations.backbones.folding import agree, tensors_in
+
+BY_HAND = (
+    "Do it by hand: give the pool the last map (B, C, h, w) in the model's forward, and its vectors to "
+    "torch.nn.Linear(pool.out_features, num_classes)."
+)
+
+
+class MapPooling(nn.Module):
+    """A pool in the place of another pooling: its vectors (B, F), as maps of one location (B, F, 1, 1) if need be."""
+
+    def __init__(self, pool: nn.Module, keep_dims: bool) -> None:
+        super().__init__()
+        self.pool = pool
+        self.keep_dims = keep_dims
+
+    def forward(self, maps: Tensor) -> Tensor:  # shape: (B, C, h, w) -> (B, F) or (B, F, 1, 1)
+        """What the pool gives, in the shape that the layers after it know."""
+        vectors = self.pool(maps)
+        return vectors[:, :, None, None] if self.keep_dims else vectors
+
+    def extra_repr(self) -> str:
+        """What is not in the pool."""
+        return f"keep_dims={self.keep_dims}"
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """One call of a layer while the model ran."""
+
+    layer: nn.Module
+    taken: Tensor
+    given: Tensor
+
+
+def replace_pooling(model: nn.Module, pool: nn.Module, num_classes: int) -> nn.Module:
+    """Give a network that classifies another pooling, and a new classifier for its vectors.
+
+    The model is changed **in place**, and returned. Its forward stays as it is, with dropout where it was; a model of
+    transformers still returns its output object, computes the loss from labels, and knows its number of labels. The
+    new linear layer is random: train it.
+
+    The pooling is the last global pooling that runs before the last linear layer, whatever their names: those of
+    torchvision, timm, transformers, ``efficientnet_lite_pytorch`` and of networks of your own are found by running the
+    model on a random image. Everything that the classifier sees must go through it. If there are more linear layers
+    after the pooling, as in AlexNet, the first one takes the new vectors and the last one gives the new classes.
+
+    What is saved is the state of the new layers: to load it, build the model, replace its pooling in the same way, and
+    then load the state. ``from_pretrained`` of transformers would build the old layers.
+
+    Args:
+        model: a network from images to scores of classes.
+        pool: a module from maps (B, C, h, w) to vectors (B, F) that has ``out_features`` F, such as
+            :class:`powerpool.nn.SecondOrderPool2d`, built for the C of the last map.
+        num_classes: of the new classifier.
+
+    Example:
+        >>> import torch, powerpool as pp
+        >>> from torch import nn
+        >>> from powerpool.integrations.backbones import replace_pooling
+        >>> model = nn.Sequential(
+        ...     nn.Conv2d(3, 8, kernel_size=3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 10)
+        ... )
+        >>> model = replace_pooling(model, pp.nn.SecondOrderPool2d(8, pp.MaxExp(eta=20)), num_classes=5)
+        >>> model[-1], model(torch.rand(2, 3, 16, 16)).shape
+        (Linear(in_features=36, out_features=5, bias=True), torch.Size([2, 5]))
+
+        The same for a network of transformers:
+
+        >>> from transformers import ResNetConfig, ResNetForImageClassification
+        >>> config = ResNetConfig(embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], layer_type="basic")
+        >>> model = replace_pooling(ResNetForImageClassification(config), pp.nn.SecondOrderPool2d(16), num_classes=5)
+        >>> output = model(torch.rand(2, 3, 32, 32), labels=torch.tensor([0, 4]))
+        >>> output.logits.shape, output.loss.ndim, model.config.num_labels
+        (torch.Size([2, 5]), 0, 5)
+    """
+    features = _require_pool(pool, num_classes)
+    images = _images(model)
+    calls = _trace(model, images)
+    pooling = _find_pooling(model, images, calls)
+    first, last = _find_linears(model, calls, pooling)
+    _require_channels(model, pool, pooling)
+    replaced = {
+        pooling.layer: MapPooling(pool, keep_dims=pooling.given.ndim == 4).train(pooling.layer.training),
+        first: _linear_like(first, features, num_classes if first is last else first.out_features),
+    }
+    if last is not first:
+        replaced[last] = _linear_like(last, last.in_features, num_classes)
+    pool.to(first.weight.device, first.weight.dtype)
+    _swap(model, replaced)
+    try:
+        _require_scores(model, images, num_classes)
+    except Exception:
+        _swap(model, {new: old for old, new in replaced.items()})  # all or nothing
+        raise
+    _tell_classes(model, num_classes)
+    return model
+
+
+def _require_pool(pool: nn.Module, num_classes: int) -> int:
+    """The length of the vectors of the pool."""
+    features = getattr(pool, "out_features", None)
+    if not isinstance(pool, nn.Module) or not isinstance(features, int):
+        raise ArgumentError(
+            "pool must be a torch.nn.Module from maps (B, C, h, w) to vectors (B, F) with out_features, an int F "
+            f"(got {type(pool).__name__}), for instance powerpool.nn.SecondOrderPool2d(512)."
+        )
+    if num_classes < 1:
+        raise ArgumentError(f"num_classes must be >= 1 (got {num_classes}).")
+    return features
+
+
+def _images(model: nn.Module) -> Tensor:  # shape: (2, channels, size, size)
+    """Two random images of the smallest size that the model takes."""
+    convolution = next((layer for layer in model.modules() if isinstance(layer, nn.Conv2d)), None)
+    if convolution is None:
+        raise BackboneError(f"{_named(model)} has no Conv2d: its maps cannot be found. {BY_HAND}")
+    weight = convolution.weight
+    generator = torch.Generator().manual_seed(0)  # its own: the random state of the user stays as it is
+    errors = []
+    # The first convolution to be defined is the first to run, most often.
+    for channels, size in itertools.product(dict.fromkeys((convolution.in_channels, 3, 1)), PROBE_SIZES):
+        images = torch.rand(2, channels, size, size, generator=generator).to(weight.device, weight.dtype)
+        try:
+            with evaluating(model):
+                model(images)
+        except (RuntimeError, ValueError) as error:
+            errors.append(f"{tuple(images.shape)}: {error}")
+        else:
+            return images
+    raise BackboneError(
+        f"{_named(model)} does not run on images of shape {errors[0]} Nor on images of {PROBE_SIZES[-1]} pixels, or of "
+        f"3 or 1 channels. {BY_HAND}"
+    )
+
+
+def _trace(model: nn.Module, images: Tensor) -> list[Call]:
+    """What each layer took and gave, in the order in which they finished."""
+    calls = []
+
+    def note(layer: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+        if len(inputs) == 1 and isinstance(inputs[0], Tensor) and isinstance(output, Tensor):
+            calls.append(Call(layer, inputs[0], output))
+
+    with _hooks(layer.register_forward_hook(note) for layer in model.modules()), evaluating(model):
+        model(images)
+    return calls
+
+
+def _find_pooling(model: nn.Module, images: Tensor, calls: list[Call]) -> Call:
+    names = {layer: name.rpartition(".")[2] for name, layer in model.named_modules()}
+    found = next((call for call in reversed(calls) if _is_pooling(call, names[call.layer])), None)
+    if found is None:
+        raise BackboneError(
+            f"{_named(model)} runs no layer that pools a whole map. Looked for AdaptiveAvgPool2d, AdaptiveMaxPool2d, "
+            "and layers with 'pool' in their name or class that leave one location; a mean inside a forward cannot be "
+            f"replaced. {BY_HAND}"
+        )
+    if not _is_bottleneck(model, found, images):
+        raise BackboneError(
+            f"The last pooling of {_named(model)}, {_where(model, found.layer)}, is not the one before its classifier, "
+            "which sees the maps in other ways, too: as the pooling of an attention block, followed by a mean inside "
+            f"the forward. {BY_HAND}"
+        )
+    return found
+
+
+def _is_pooling(call: Call, name: str) -> bool:
+    if call.taken.ndim != 4 or call.given.ndim not in (2, 4):
+        return False
+    if isinstance(call.layer, (nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d, MapPooling)):
+        return True
+    if any(isinstance(layer, (nn.Conv2d, nn.Linear)) for layer in call.layer.modules()):
+        return False  # a network, whatever its name
+    one_location = call.given.ndim == 2 or tuple(call.given.shape[2:]) == (1, 1)
+    several = call.taken.shape[2] * call.taken.shape[3] > 1
+    return one_location and several and "pool" in f"{name} {type(call.layer).__name__}".lower()
+
+
+def _is_bottleneck(model: nn.Module, pooling: Call, images: Tensor) -> bool:
+    """Whether the scores depend on the images through the output of the pooling alone."""
+    # Made anew for each run: the layers after it may work in place.
+    hook = pooling.layer.register_forward_hook(lambda *_: torch.ones_like(pooling.given))
+    with _hooks([hook]), evaluating(model):
+        scores, others = model(images), model(1 - images)
+    return agree(list(_scores(scores)), list(_scores(others)))
+
+
+def _find_linears(model: nn.Module, calls: list[Call], pooling: Call) -> tuple[nn.Linear, nn.Linear]:
+    """The linear layer that takes the pooled vectors, and the one that gives the scores."""
+    after = calls[calls.index(pooling) + 1 :]
+    linears = [call for call in after if isinstance(call.layer, nn.Linear)]
+    if not linears:
+        raise BackboneError(
+            f"{_named(model)} runs no torch.nn.Linear after its pooling, {_where(model, pooling.layer)}: looked for "
+            f"the classifier there. {BY_HAND}"
+        )
+    for call in after[: after.index(linears[0])]:
+        if next(call.layer.parameters(recurse=False), None) is not None:
+            raise BackboneError(
+                f"Between the pooling and the classifier of {_named(model)} lies {_where(model, call.layer)}, "
+                f"{call.layer}, which was made for the old vectors. Replace it by torch.nn.Identity() first, or put it "
+                f"into the pool. {BY_HAND}"
+            )
+    first, last = linears[0].layer, linears[-1].layer
+    assert isinstance(first, nn.Linear)
+    assert isinstance(last, nn.Linear)
+    return first, last
+
+
+def _require_channels(model: nn.Module, pool: nn.Module, pooling: Call) -> None:
+    channels = pooling.taken.shape[1]
+    given = getattr(pool, "channels", channels)
+    if given != channels:
+        raise ArgumentError(
+            f"The last map of {_named(model)} has {channels} channels, and the pool was built for {given}. "
+            f"Build it with {channels}, for instance powerpool.nn.SecondOrderPool2d({channels})."
+        )
+
+
+def _require_scores(model: nn.Module, images: Tensor, num_classes: int) -> None:
+    try:
+        with evaluating(model):
+            output = model(images)
+    except (RuntimeError, ValueError, IndexError) as error:
+        raise BackboneError(
+            f"{_named(model)} does not run with the new pooling, and has its old one back: {error} {BY_HAND}"
+        ) from error
+    shapes = [tuple(scores.shape) for scores in _scores(output)]
+    if (len(images), num_classes) not in shapes:
+        raise BackboneError(
+            f"With the new pooling, {_named(model)} gave {shapes} in place of ({len(images)}, {num_classes}), and has "
+            f"its old one back. {BY_HAND}"
+        )
+
+
+def _scores(output: Any) -> Iterator[Tensor]:
+    """The scores of classes in what a model returns: transformers returns maps beside them if asked to."""
+    yield from tensors_in(getattr(output, "logits", output))
+
+
+def _linear_like(layer: nn.Linear, in_features: int, out_features: int) -> nn.Linear:
+    made = nn.Linear(
+        in_features, out_features, layer.bias is not None, device=layer.weight.device, dtype=layer.weight.dtype
+    )
+    return made.train(layer.training)
+
+
+def _swap(model: nn.Module, replaced: dict[nn.Module, nn.Module]) -> None:
+    for parent in list(model.modules()):
+        for name, child in parent._modules.items():  # named_children() leaves the second name of a layer out
+            if child in replaced:
+                parent._modules[name] = replaced[child]
+
+
+def _tell_classes(model: nn.Module, num_classes: int) -> None:
+    """The number of classes wherever the model keeps it."""
+    config = getattr(model, "config", None)
+    for holder, name in ((config, "num_labels"), (model, "num_labels"), (model, "num_classes")):
+        if isinstance(getattr(holder, name, None), int):
+            setattr(holder, name, num_classes)  # of a config, this renews id2label and label2id, too
+
+
+@contextmanager
+def _hooks(handles: Any) -> Iterator[None]:
+    kept = list(handles)
+    try:
+        yield
+    finally:
+        for handle in kept:
+            handle.remove()
+
+
+def _named(model: nn.Module) -> str:
+    return type(model).__name__
+
+
+def _where(model: nn.Module, wanted: nn.Module) -> str:
+    return next(f"model.{name}" for name, layer in model.named_modules() if layer is wanted)

@@ -1,0 +1,351 @@
+r"""A transformer of scikit-learn: arrays of feature maps in, one power-normalized vector per map out.
+
+It goes wherever scikit-learn takes a transformer: in a ``Pipeline`` before a linear classifier, in ``GridSearchCV``,
+in a ``FeatureUnion``.
+"""
+
+from __future__ import annotations
+
+import copy
+import numbers
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from powerpool import curves
+from powerpool.checks import ArgumentError, ShapeError
+from powerpool.curves import Curve
+from powerpool.functional import Mode
+from powerpool.nn import SecondOrderPool2d
+from powerpool.normalize import make_terms
+from powerpool.solvers import Solver
+
+try:
+    # At module level because the class below is a subclass; only who imports this module needs the package.
+    from sklearn.base import BaseEstimator, TransformerMixin
+    from sklearn.utils import assert_all_finite, check_array
+    from sklearn.utils.validation import check_is_fitted, validate_data
+except ModuleNotFoundError as error:
+    if error.name != "sklearn":
+        raise
+    raise ModuleNotFoundError(
+        "powerpool.integrations.sklearn needs scikit-learn, which is not installed: pip install 'powerpool[sklearn]'.",
+        name=error.name,
+    ) from error
+
+if TYPE_CHECKING:
+    import numpy as np
+
+CURVE_PARAMETERS = ("eta", "gamma", "t")
+"""Parameters of the curves by name, which the transformer offers to a search."""
+
+BATCH_ENTRIES = 2**20
+"""Entries of the maps or of the matrices, whichever are more, that a batch holds if no ``batch_size`` is given.
+
+One core, float32: a quarter of it takes 1.2 to 1.6 times as long, and more gains at most a quarter, or loses."""
+
+
+class SecondOrderPooling(TransformerMixin, BaseEstimator):
+    r"""Power-normalized second-order pooling as a transformer.
+
+    .. math:: (n, C, N) \to \operatorname{vec}\, g(M_s) \in \mathbb{R}^{n \times C'(C'+1)/2}, \qquad
+              M_s = \frac1N \bar\Phi_s \bar\Phi_s^T, \qquad C' = C + 2Z
+
+    for each set s: :func:`powerpool.second_order_pool`, as the upper triangle with off-diagonal entries times sqrt 2,
+    so that dot products of vectors are those of matrices. ``fit`` learns shapes, not values.
+
+    Arrays have one of three forms, which agree: maps (n, C, H, W), sets (n, C, N), and rows (n, C*N), where
+    ``channels`` tells C. Lists, data frames, memory maps and tensors are taken. The result is float32 where the input
+    is float32 or half precision, and float64 otherwise. ``transform`` works in batches without gradients: what it needs
+    beside its result does not grow with n.
+
+    ``transform`` takes sets and maps of another N than ``fit`` saw, with as many channels: the vectors are as long.
+
+    Args:
+        curve: a curve, its name, or None for plain second-order pooling.
+        mode: ``"spectral"`` or ``"elementwise"``.
+        channels: C. The (n, C*N) form needs it; elsewhere None reads it from the array.
+        beta: how much of the mean is removed, 0 (autocorrelation) to 1 (covariance).
+        coordinates: pivots Z of the spatial coordinates, 0 for none; they add 2Z channels, and need H and W.
+        solver: see :func:`powerpool.spectral`; also ``"gram"``.
+        eta, gamma, t: the parameter of a curve that is given by name, for a search to vary; None is its default. For
+            options beyond that pass a curve.
+        height, width: H and W where the array does not tell, that is in (n, C, N) and (n, C*N); one of them will do.
+        sigma, alpha: width and weight of the coordinates.
+        eps, trace_power, slope: see :mod:`powerpool.functional`.
+        l2_normalize: whether each vector is divided by its length; a vector of zeros stays.
+        batch_size: maps at a time; None chooses so that a batch takes some ten megabytes.
+
+    Attributes:
+        channels_: C.
+        grid_: (H, W), or None where they are not known.
+        n_features_in_: C*N.
+        feature_names_in_: names of the columns, where ``fit`` saw a data frame with names.
+        pool_: the :class:`powerpool.nn.SecondOrderPool2d` that does the work.
+
+    Example:
+        >>> import numpy as np
+        >>> from powerpool.integrations.sklearn import SecondOrderPooling
+        >>> maps = np.random.default_rng(0).random((40, 3, 5, 5))
+        >>> pool = SecondOrderPooling("maxexp", eta=20)
+        >>> pool.fit_transform(maps).shape
+        (40, 6)
+        >>> pool.get_feature_names_out().tolist()
+        ['c0_c0', 'c0_c1', 'c0_c2', 'c1_c1', 'c1_c2', 'c2_c2']
+
+        Rows, and a search for the best eta:
+
+        >>> from sklearn.model_selection import GridSearchCV
+        >>> from sklearn.pipeline import make_pipeline
+        >>> from sklearn.svm import LinearSVC
+        >>> rows, labels = maps.reshape(40, -1), np.arange(40) % 2
+        >>> rows[labels == 1, :25] *= 2
+        >>> pipeline = make_pipeline(SecondOrderPooling("maxexp", channels=3), LinearSVC())
+        >>> search = GridSearchCV(pipeline, {"secondorderpooling__eta": [5, 20]}).fit(rows, labels)
+        >>> float(search.best_score_)
+        1.0
+    """
+
+    def __init__(
+        self,
+        curve: Curve | str | None = None,
+        mode: Mode = "spectral",
+        channels: int | None = None,
+        beta: float = 0.0,
+        coordinates: int = 0,
+        solver: str | Solver = "auto",
+        *,
+        eta: float | None = None,
+        gamma: float | None = None,
+        t: float | None = None,
+        height: int | None = None,
+        width: int | None = None,
+        sigma: float = 0.5,
+        alpha: float = 1.0,
+        eps: float = 1e-6,
+        trace_power: float = 0.0,
+        slope: float = 0.0,
+        l2_normalize: bool = False,
+        batch_size: int | None = None,
+    ) -> None:
+        # As they are given: scikit-learn clones an estimator by its parameters, and wants errors from fit.
+        self.curve = curve
+        self.mode = mode
+        self.channels = channels
+        self.beta = beta
+        self.coordinates = coordinates
+        self.solver = solver
+        self.eta = eta
+        self.gamma = gamma
+        self.t = t
+        self.height = height
+        self.width = width
+        self.sigma = sigma
+        self.alpha = alpha
+        self.eps = eps
+        self.trace_power = trace_power
+        self.slope = slope
+        self.l2_normalize = l2_normalize
+        self.batch_size = batch_size
+
+    def fit(self, X: Any, y: Any = None) -> SecondOrderPooling:
+        """Look at the parameters, at the shape of X, and whether X is finite; y is not used."""
+        array = self._array(X, reset=True)
+        assert_all_finite(array, estimator_name=type(self).__name__, input_name="X")
+        channels, locations = _sets(array.shape, _optional_count("channels", self.channels))
+        grid = self._grid(array.shape, locations)
+        pool = self._pool(channels)
+        if pool.coordinates and grid is None:
+            raise ArgumentError(
+                f"coordinates={self.coordinates} needs the height and width of the maps, which an array of shape "
+                f"{tuple(array.shape)} does not tell. Pass maps of shape (n, C, H, W), or height= or width=."
+            )
+        # Bad values show here, not in the first batch.
+        self._batch(pool, locations)
+        make_terms(self.eps, self.trace_power, self.slope, torch.float32)
+        self.pool_ = pool
+        self.channels_ = channels
+        self.grid_ = grid
+        self.n_features_in_ = channels * locations
+        return self
+
+    def transform(self, X: Any) -> np.ndarray:  # shape: (n, C, H, W), (n, C, N) or (n, C*N) -> (n, C'(C'+1)/2)
+        """The vectors of :func:`powerpool.second_order_pool`."""
+        import numpy as np
+
+        check_is_fitted(self, "pool_")
+        array = self._array(X, reset=False)
+        channels, locations = _sets(array.shape, self.channels_)
+        height, width = self._fitted_grid(array.shape, locations)
+        dtype = np.float32 if array.dtype.kind == "f" and array.dtype.itemsize <= 4 else np.float64
+        result = np.empty((len(array), self.pool_.out_features), dtype)
+        step = self._batch(self.pool_, locations)
+        for start in range(0, len(array), step):
+            # Writeable, as torch asks for it: a read-only memory map is copied, batch by batch.
+            batch = np.require(array[start : start + step], dtype, ["C", "A", "W"])
+            assert_all_finite(batch, estimator_name=type(self).__name__, input_name="X")
+            maps = torch.from_numpy(batch).view(-1, channels, height, width)
+            result[start : start + step] = self._vectors(maps).numpy()
+        return result
+
+    def get_feature_names_out(self, input_features: Any = None) -> np.ndarray:
+        """The two channels of each entry: ``c0_c1``; coordinates are ``x0``, ``y0`` and so on.
+
+        ``input_features`` is only compared with what ``fit`` saw: an entry belongs to all columns of its channels.
+        """
+        import numpy as np
+
+        check_is_fitted(self, "pool_")
+        if input_features is not None:
+            self._require_names(list(input_features))
+        pivots = range(self.pool_.coordinates)
+        names = [f"c{i}" for i in range(self.channels_)] + [f"x{i}" for i in pivots] + [f"y{i}" for i in pivots]
+        pairs = [f"{first}_{second}" for i, first in enumerate(names) for second in names[i:]]
+        return np.array(pairs, dtype=object)
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.three_d_array = True
+        tags.transformer_tags.preserves_dtype = ["float64", "float32"]
+        return tags
+
+    def _array(self, X: Any, *, reset: bool) -> np.ndarray:
+        """X as numbers, without a copy where it is an array of numbers; names and number of columns compared."""
+        if isinstance(X, Tensor):
+            # NumPy has no bfloat16.
+            X = (X.float() if X.dtype == torch.bfloat16 else X).numpy(force=True)
+        # Not yet whether values are finite: transform reads them once, in its batches.
+        array = check_array(X, allow_nd=True, ensure_all_finite=False, estimator=self, input_name="X")
+        if array.ndim > 4:
+            raise ShapeError(
+                f"X must have shape (n, C, H, W), (n, C, N), or (n, C*N) with channels=C (got {tuple(array.shape)}). "
+                "Flatten other dimensions into the locations."
+            )
+        # Only rows have a fixed number of columns: more locations of the same channels are no other features.
+        validate_data(self, X, reset=reset, skip_check_array=True, ensure_2d=array.ndim == 2)
+        return array
+
+    def _pool(self, channels: int) -> SecondOrderPool2d:
+        return SecondOrderPool2d(
+            channels,
+            self._curve(),
+            self.mode,
+            self.beta,
+            _count("coordinates", self.coordinates, least=0),
+            solver=self.solver,
+            sigma=self.sigma,
+            alpha=self.alpha,
+            eps=self.eps,
+            trace_power=self.trace_power,
+            slope=self.slope,
+        )
+
+    def _curve(self) -> Curve | None:
+        given = {name: getattr(self, name) for name in CURVE_PARAMETERS if getattr(self, name) is not None}
+        if given and not isinstance(self.curve, str):
+            shown = ", ".join(f"{name}={value}" for name, value in given.items())
+            raise ArgumentError(
+                f"{shown} needs a curve that is given by name (got curve={self.curve}). "
+                "Pass curve='maxexp' or another name, or only the curve, with its parameter in it."
+            )
+        # A copy, so that who trains the curve later does not change what was fitted.
+        return None if self.curve is None else curves.resolve(copy.deepcopy(self.curve), **given)
+
+    def _grid(self, shape: tuple[int, ...], locations: int) -> tuple[int, int] | None:
+        """H and W of what fit sees, from its shape and the parameters; None where they do not tell."""
+        height, width = _optional_count("height", self.height), _optional_count("width", self.width)
+        if len(shape) == 4:
+            known = shape[2:]
+        elif height is None and width is None:
+            return None
+        else:
+            # With one of them missing, what is left of N; a remainder shows below.
+            known = (height or locations // (width or 1), width or locations // (height or 1))
+        if known[0] * known[1] != locations or height not in (None, known[0]) or width not in (None, known[1]):
+            raise ShapeError(
+                f"height={self.height} and width={self.width} do not fit X of shape {tuple(shape)}, which has "
+                f"{locations} locations. Leave them out with maps of shape (n, C, H, W), else let H*W = N."
+            )
+        return known[0], known[1]
+
+    def _fitted_grid(self, shape: tuple[int, ...], locations: int) -> tuple[int, int]:
+        """H and W of what transform sees; without coordinates any will do."""
+        if len(shape) == 4:
+            return shape[2], shape[3]
+        if not self.pool_.coordinates:
+            return 1, locations
+        assert self.grid_ is not None  # by fit
+        height, width = self.grid_
+        if height * width != locations:
+            raise ShapeError(
+                f"coordinates={self.pool_.coordinates} needs the height and width of the maps: fit saw {height} x "
+                f"{width}, and X of shape {tuple(shape)} has {locations} locations. "
+                "Pass maps of shape (n, C, H, W)."
+            )
+        return height, width
+
+    def _batch(self, pool: SecondOrderPool2d, locations: int) -> int:
+        given = _optional_count("batch_size", self.batch_size)
+        return given or max(1, BATCH_ENTRIES // (pool.size * max(pool.size, locations)))
+
+    @torch.no_grad()
+    def _vectors(self, maps: Tensor) -> Tensor:  # shape: (b, C, H, W) -> (b, C'(C'+1)/2)
+        vectors: Tensor = self.pool_(maps)
+        if not self.l2_normalize:
+            return vectors
+        # The largest entry first: squares of small entries vanish.
+        vectors = vectors / _or_one(vectors.abs().amax(-1, keepdim=True))
+        return vectors / _or_one(torch.linalg.vector_norm(vectors, dim=-1, keepdim=True))
+
+    def _require_names(self, names: list[str]) -> None:
+        if len(names) != self.n_features_in_:
+            raise ArgumentError(
+                f"input_features should have length equal to number of features ({self.n_features_in_}), got "
+                f"{len(names)}. Leave them out: the names of channels do not depend on them."
+            )
+        if hasattr(self, "feature_names_in_") and list(self.feature_names_in_) != names:
+            raise ArgumentError(
+                "input_features is not equal to feature_names_in_, the columns that fit saw. Leave them out: the "
+                "names of channels do not depend on them."
+            )
+
+
+def _sets(shape: tuple[int, ...], channels: int | None) -> tuple[int, int]:
+    """C and N of an array, which must be those of ``channels`` where that is known."""
+    if len(shape) > 2:
+        if channels not in (None, shape[1]):
+            raise ShapeError(
+                f"X must have {channels} channels, in shape (n, {channels}, N) or (n, {channels}, H, W) "
+                f"(got {tuple(shape)}). Channels come before locations; fit again for another number of channels."
+            )
+        locations = shape[2] * (shape[3] if len(shape) == 4 else 1)
+        if shape[1] == 0 or locations == 0:
+            raise ShapeError(f"X must have at least one channel and one location (got shape {tuple(shape)}).")
+        return shape[1], locations
+    if channels is None:
+        raise ArgumentError(
+            f"X of shape {tuple(shape)} does not tell its channels. Pass channels=C, where a row has C*N features, or "
+            "an array of shape (n, C, N) or (n, C, H, W)."
+        )
+    if shape[1] % channels:
+        raise ShapeError(
+            f"channels={channels} does not divide the {shape[1]} features of X (got shape {tuple(shape)}). A row has "
+            "C*N features: all N locations of the first channel, then those of the second."
+        )
+    return channels, shape[1] // channels
+
+
+def _count(name: str, value: Any, least: int) -> int:
+    # numbers.Integral has NumPy's scalars too, which a search may draw.
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < least:
+        raise ArgumentError(f"{name} must be an integer >= {least} (got {value!r}).")
+    return int(value)
+
+
+def _optional_count(name: str, value: Any) -> int | None:
+    return None if value is None else _count(name, value, least=1)
+
+
+def _or_one(length: Tensor) -> Tensor:
+    return torch.where(length > 0, length, 1.0)

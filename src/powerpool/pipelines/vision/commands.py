@@ -1,0 +1,398 @@
+"""``powerpool train|evaluate|predict vision``: a model for a user's own pictures, kept in a run folder."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+
+from powerpool.checks import ArgumentError
+from powerpool.configs import read_recipe
+from powerpool.data import ImageSet, ImageSplit, list_pictures, load_images, readable
+from powerpool.integrations.backbones import load_backbone
+from powerpool.locks import locked
+from powerpool.pipelines.folders import (
+    CONFIG,
+    EVALUATION,
+    MODEL,
+    RECORD,
+    is_of,
+    open_run,
+    require_answer_file,
+    write_answers,
+)
+from powerpool.pipelines.vision.assessment import assess, assessment_table, draw_confusion
+from powerpool.pipelines.vision.config import PoolConfig, VisionConfig
+from powerpool.pipelines.vision.evaluation import (
+    METRIC,
+    read_images,
+    test,
+    train_again,
+    validate,
+)
+from powerpool.pipelines.vision.extraction import Features, Watcher, extract
+from powerpool.pipelines.vision.frozen import score, summary
+from powerpool.pipelines.vision.methods import METHODS
+from powerpool.pipelines.vision.model import ImageClassifier
+from powerpool.pipelines.vision.runs import TrainedModel, load_run
+from powerpool.records import RecordError, RunRecord, environment, read_json, write_json
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from powerpool.pipelines.vision.finetuning import FineTuned
+
+POINTS, TRAINING, CONFUSION = "points", "training", "confusion.png"
+POOL_FIELDS = ("eta", "eta_prime", "gamma", "gamma_prime", "t", "iterations", "beta", "pivots", "sigma", "alpha")
+"""Settings of the pool that only some methods have."""
+SHOWN = 3
+"""Classes that a prediction names, the most probable first."""
+
+# ---- train -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class TrainOptions(VisionConfig):
+    """Train a pool and a classifier on a backbone, choose settings by validation, test once, and keep the model.
+
+    Args:
+        out: the run folder; runs/train/vision/DATA/METHOD without it
+        overwrite: start anew where the folder holds another run, instead of refusing
+        workers: processes that read pictures, and run the backbone on a CPU; as many as there are cores without it
+    """
+
+    out: str | None = None
+    overwrite: bool = False
+    workers: int | None = None
+
+    @property
+    def config(self) -> VisionConfig:
+        """What a result depends on."""
+        return VisionConfig(**{entry.name: getattr(self, entry.name) for entry in fields(VisionConfig)})
+
+
+def train(options: TrainOptions) -> None:
+    """Train, test once, write the run folder, and print what came out."""
+    from rich.console import Console
+
+    config, console = options.config, Console(stderr=True)
+    images = read_pictures(config, console)
+    folder = Path(options.out or Path("runs", "train", "vision", images.name, config.pool.method))
+    _say_unused(config, console)
+    record = train_run(config, images, folder, options.workers, console, overwrite=options.overwrite)
+    result = record.folds[0]
+    Console().print(
+        f"{config.pool.method} on {images.name}, {config.mode}: test accuracy {result['value']:.2f} %, "
+        f"top-5 {result['top5']:.2f} %, {result['count']} pictures, {_listed(result['chosen'])}. "
+        f"The model is in {folder}.",
+        markup=False,
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+def train_run(
+    config: VisionConfig,
+    images: ImageSet,
+    folder: Path,
+    workers: int | None,
+    console: Console,
+    *,
+    overwrite: bool = False,
+) -> RunRecord:
+    """Fill a run folder, from where it was if it was stopped: the model, and the record, which is returned."""
+    train_mode = _train_frozen if config.mode == "frozen" else _train_end_to_end
+    with locked(folder):
+        if overwrite:
+            shutil.rmtree(folder / TRAINING, ignore_errors=True)
+        open_run(
+            folder,
+            config,
+            (images.name, images.digest),
+            pipeline="vision",
+            made=[*folder.glob(f"{POINTS}/*.json"), folder / CONFUSION],
+            overwrite=overwrite,
+            console=console,
+        )
+        model, result = train_mode(config, images, folder, workers, console)
+        model.save(folder / MODEL)
+        record = _record(config, images, result)
+        record.write(folder / RECORD)
+    return record
+
+
+def read_pictures(config: VisionConfig, console: Console) -> ImageSet:
+    """The pictures of a configuration; how many had to be skipped is said."""
+    images, skipped = read_images(config)
+    for split, names in skipped.items():
+        text = f"{len(names)} pictures of {split} cannot be read and were skipped, the first is {names[0]}."
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
+    return images
+
+
+@contextmanager
+def extraction_bars(images: ImageSet, console: Console) -> Iterator[Watcher]:
+    """A bar for each split, for :func:`powerpool.pipelines.vision.extraction.extract` to move."""
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, TextColumn("left"), TimeRemainingColumn(), console=console, transient=True) as bar:
+        tasks = {name: bar.add_task(f"features of {name}", total=len(split)) for name, split in images.splits.items()}
+        yield lambda split, done, count: bar.update(tasks[split], completed=done, total=count)
+
+
+def _train_frozen(
+    config: VisionConfig, images: ImageSet, folder: Path, workers: int | None, console: Console
+) -> tuple[TrainedModel, dict[str, Any]]:
+    with extraction_bars(images, console) as watch:
+        features = extract(config, images, workers=workers, watch=watch)
+    points = _grid(config, features, folder, console)
+    with console.status("training on training and validation pictures"):
+        (trained,) = train_again([config], [points], features)
+        (result,) = test([trained], [points], features)
+    network = ImageClassifier(
+        load_backbone(config.backbone, download=config.download),
+        trained.pool.config,
+        len(images.classes),
+    )
+    with torch.no_grad():
+        network.classifier.weight.copy_(trained.weight)
+        network.classifier.bias.copy_(trained.bias)
+    return TrainedModel(network, images.classes, config.crops), result
+
+
+def _grid(config: VisionConfig, features: Features, folder: Path, console: Console) -> list[dict[str, Any]]:
+    """Every point of the grid on validation; those that are in the run folder are read."""
+    pools, found = list(config.points()), []
+    for place, pool in enumerate(pools):
+        file = folder / POINTS / f"point-{place:02d}.json"
+        if not file.exists():
+            with console.status(f"point {place + 1} of {len(pools)}"):
+                write_json(file, validate(config, pool, features))
+        found.append(read_json(file))
+    return found
+
+
+def _train_end_to_end(
+    config: VisionConfig, images: ImageSet, folder: Path, workers: int | None, console: Console
+) -> tuple[TrainedModel, dict[str, Any]]:
+    from powerpool.pipelines.vision.finetuning import fine_tune
+
+    splits = images.splits
+    network = _first_network(config, images, folder, workers, console)
+    on_all = config.training.validation == "train"
+    found: FineTuned = fine_tune(
+        config,
+        network,
+        splits["train"] + splits["validation"] if on_all else splits["train"],
+        None if on_all else splits["validation"],
+        folder / TRAINING,
+        workers=workers,
+    )
+    model = TrainedModel(found.model, images.classes, config.crops, is_trained=True)
+    with console.status("testing"):
+        scores = model.logits(splits["test"], workers)
+    result = {
+        "fold": 0,
+        **summary(scores, splits["test"].targets),
+        "test_loss": score(scores, splits["test"].targets)[0],
+        "chosen": {"epoch": found.epoch},
+        "converged": found.converged,
+        "curves": found.curves,
+        "seconds": found.seconds,
+    }
+    return model, result
+
+
+def _first_network(
+    config: VisionConfig, images: ImageSet, folder: Path, workers: int | None, console: Console
+) -> ImageClassifier:
+    """What training end to end starts with: a classifier of zeros, or one that was trained on frozen features."""
+    torch.manual_seed(config.seed)
+    if config.training.warm_start:
+        return _train_frozen(config, images, folder, workers, console)[0].network
+    backbone = load_backbone(config.backbone, download=config.download)
+    return ImageClassifier(backbone, config.pool, len(images.classes))
+
+
+def _record(config: VisionConfig, images: ImageSet, result: dict[str, Any]) -> RunRecord:
+    return RunRecord(
+        pipeline="vision",
+        data=images.name,
+        method=config.pool.method,
+        protocol=config.mode,
+        metric=METRIC,
+        folds=(result,),
+        config={**asdict(config), "data": images.name, "data_digest": images.digest},
+        seed=config.seed,
+        seconds=result["seconds"],
+        environment=environment(),
+    )
+
+
+def _say_unused(config: VisionConfig, console: Console) -> None:
+    """Tell of settings that do not concern the method: the user may have meant another one."""
+    default, pool = PoolConfig(), config.pool
+    concerned = METHODS[pool.method].parameters
+    given = [f"pool.{name}" for name in POOL_FIELDS if getattr(pool, name) != getattr(default, name)]
+    given += [f"grid.{name}" for name in POOL_FIELDS if getattr(config.grid, name)]
+    unused = [name for name in given if name.split(".")[1] not in concerned]
+    if unused:
+        text = f"{', '.join(unused)}: not used, {pool.method} does not depend on it."
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+# ---- evaluate --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class EvaluateOptions:
+    """Test the model of a run: on a split of its own pictures, or on other labelled pictures.
+
+    Args:
+        run: the run folder that 'powerpool train vision' wrote
+        data: other pictures, all of which are tested on: a folder or zip of class folders, or a data set
+        data_root: folder with data sets; that of the run without it
+        split: of the run's own pictures; those of train and validation were trained on
+        download: whether data and weights that are not on this machine may be fetched from the network
+        workers: processes that read pictures, and run the backbone on a CPU; as many as there are cores without it
+        out: folder for evaluation.json and confusion.png; the run folder without it
+    """
+
+    run: str
+    data: str | None = None
+    data_root: str | None = None
+    split: Literal["train", "validation", "test"] = "test"
+    download: bool = False
+    workers: int | None = None
+    out: str | None = None
+
+
+def evaluate(options: EvaluateOptions) -> None:
+    """Print and write top-1 and top-5 accuracy, accuracy by class, and the confusion matrix as a picture."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    model = load_run(options.run, download=options.download)
+    config = read_recipe(Path(options.run, CONFIG), VisionConfig)
+    config = replace(config, data_root=options.data_root or config.data_root, download=options.download)
+    if options.data:
+        images = load_images(options.data, config.data_root, download=options.download)
+        pictures = _in_classes_of(model, images)
+        which = f"all pictures of {images.name}"
+    else:
+        images = read_pictures(config, console)
+        if not is_of(options.run, images.digest):
+            raise RecordError(
+                f"{images.name} has changed since the run was trained: which pictures are for test is no longer known. "
+                "Name the pictures to test on with --data."
+            )
+        pictures, which = images.splits[options.split], f"{options.split} pictures of {images.name}"
+    with console.status(f"{len(pictures)} pictures"):
+        scores = model.logits(pictures, options.workers)
+    figures = assess(scores, pictures.targets, model.classes)
+    folder = Path(options.out or options.run)
+    write_json(folder / EVALUATION, {"pictures": which, **figures, "environment": environment()})
+    draw_confusion(figures, folder / CONFUSION)
+    out = Console()
+    for table in assessment_table(figures, title=f"{model.network.pool.config.method} on {which}"):
+        out.print(table)
+    out.print(f"written: {folder / EVALUATION}, {folder / CONFUSION}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _in_classes_of(model: TrainedModel, images: ImageSet) -> ImageSplit:
+    """All pictures of a set, labelled with the classes that the model knows."""
+    unknown = [name for name in images.classes if name not in model.classes]
+    if unknown:
+        raise ArgumentError(
+            f"{images.name} has classes that the model does not know: {', '.join(unknown[:5])}. The model knows "
+            f"{len(model.classes)}, such as {', '.join(model.classes[:5])}."
+        )
+    places = torch.tensor([model.classes.index(name) for name in images.classes])
+    first, *others = images.splits.values()
+    together = sum(others, start=first)
+    return replace(together, targets=places[together.targets])
+
+
+# ---- predict ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class PredictOptions:
+    """Say the classes of pictures, and how probable each is, with the model of a run.
+
+    Args:
+        run: the run folder that 'powerpool train vision' wrote
+        pictures: files and folders; folders are searched to the bottom
+        corrupt: whether a picture that cannot be read is an error, or is skipped and counted
+        download: whether weights that are not on this machine may be fetched from the network
+        workers: processes that read pictures, and run the backbone on a CPU; as many as there are cores without it
+        out: a file for the answers with all probabilities, .csv or .json by its name; without it a table is printed
+    """
+
+    run: str
+    pictures: list[str] = field(default_factory=list)
+    corrupt: Literal["error", "skip"] = "error"
+    download: bool = False
+    workers: int | None = None
+    out: str | None = None
+
+    def __post_init__(self) -> None:
+        require_answer_file(self.out)
+        if not self.pictures:
+            raise ArgumentError("pictures must name at least one file or folder: powerpool predict vision photo.jpg")
+
+
+def predict(options: PredictOptions) -> None:
+    """Print a table of the most probable classes of every picture, or write all probabilities."""
+    from rich.console import Console
+
+    model = load_run(options.run, download=options.download)
+    pictures, skipped = readable(list_pictures(options.pictures), options.corrupt)
+    for name in skipped:
+        Console(stderr=True).print(f"skipped, not readable: {name}", markup=False, highlight=False, soft_wrap=True)
+    if not len(pictures):
+        raise ArgumentError(f"None of the {len(skipped)} pictures can be read.")
+    probabilities = model.logits(pictures, options.workers).softmax(-1)
+    if options.out is not None:
+        rows = [
+            {
+                "picture": name,
+                "class": model.classes[int(row.argmax())],
+                "probability": float(row.max()),
+                **{f"probability of {label}": float(value) for label, value in zip(model.classes, row, strict=True)},
+            }
+            for name, row in zip(pictures.names, probabilities, strict=True)
+        ]
+        write_answers(rows, options.out)
+        return
+    Console().print(_prediction_table(pictures.names, probabilities, model.classes))
+
+
+def _prediction_table(names: tuple[str, ...], probabilities: torch.Tensor, classes: tuple[str, ...]) -> Any:
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table("picture", "class", "probability", "then")
+    best = probabilities.topk(min(SHOWN, len(classes)), dim=-1)
+    for name, values, places in zip(names, best.values.tolist(), best.indices.tolist(), strict=True):
+        said = [f"{classes[place]} {100 * value:.1f} %" for place, value in zip(places, values, strict=True)]
+        row = (name, classes[places[0]], f"{100 * values[0]:.1f} %", ", ".join(said[1:]))
+        table.add_row(*map(escape, row))
+    return table
+
+
+def _listed(values: dict[str, Any]) -> str:
+    return ", ".join(f"{name} {value:g}" for name, value in values.items())

@@ -1,0 +1,74 @@
+"""Generated pictures and a tiny network for tests of end-to-end training; as a script, a training to kill."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import nn
+
+from powerpool.data import Crops, ImageSplit
+from powerpool.integrations.backbones import load_backbone
+from powerpool.pipelines.vision.config import FineTuningConfig, PoolConfig, VisionConfig
+from powerpool.pipelines.vision.finetuning import FineTuned, fine_tune
+from powerpool.pipelines.vision.model import ImageClassifier
+
+CLASSES = 3
+
+
+def pictures(folder: Path, count: int, seed: int = 0) -> ImageSplit:
+    """Noise of a different colour for each class, in pictures of different shapes."""
+    generator = torch.Generator().manual_seed(seed)
+    folder.mkdir(parents=True, exist_ok=True)
+    names = []
+    for number in range(count):
+        shape = (40 + number % 3 * 8, 48 - number % 2 * 12, 3)
+        pixels = torch.randint(0, 100, shape, generator=generator, dtype=torch.uint8)
+        pixels[..., number % CLASSES] += 80
+        file = folder / f"{number}.png"
+        Image.fromarray(pixels.numpy()).save(file)
+        names.append(str(file))
+    return ImageSplit(tuple(names), torch.arange(count) % CLASSES, tuple(names))
+
+
+def network(method: str = "SOP+SigmE", dropout: float = 0.1) -> ImageClassifier:
+    """Two convolutions, with all that can go wrong: batch normalization and dropout."""
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        layers = (nn.Conv2d(3, 6, 3, stride=2), nn.BatchNorm2d(6), nn.ReLU(), nn.Dropout(dropout))
+        body = nn.Sequential(*layers, nn.Conv2d(6, 5, 3, stride=2), nn.ReLU())
+        return ImageClassifier(load_backbone(body), PoolConfig(method), CLASSES)
+
+
+def small_config(seed: int = 0, crops: Crops | None = None, **changes: Any) -> VisionConfig:
+    """16 pixels, two crops, three epochs of batches of four; ``changes`` are of the training."""
+    fields = {"epochs": 3, "batch_size": 4, "crops": 2, "learning_rate": 1e-3, "head_learning_rate": 1e-2, **changes}
+    return VisionConfig(
+        mode="end-to-end",
+        crops=crops or Crops(size=16, count=2),
+        training=FineTuningConfig(**fields),
+        accelerator="cpu",
+        seed=seed,
+    )
+
+
+def with_training(config: VisionConfig, **changes: Any) -> VisionConfig:
+    return replace(config, training=replace(config.training, **changes))
+
+
+def train(folder: Path, config: VisionConfig, model: ImageClassifier | None = None, **options: Any) -> FineTuned:
+    """Twelve pictures to train on and seven to validate."""
+    data = folder.parent / "pictures"
+    options = {"workers": 0, "show": False, "checkpoint_minutes": 60.0, **options}
+    model = network() if model is None else model
+    return fine_tune(
+        config, model, pictures(data / "train", 13), pictures(data / "validation", 7, seed=1), folder, **options
+    )
+
+
+if __name__ == "__main__":
+    train(Path(sys.argv[1]), small_config(jitter=0.2), checkpoint_minutes=0.0, workers=1)

