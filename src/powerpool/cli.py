@@ -32,7 +32,9 @@ class Command:
     help: str
     extras: str
     first_word: str | None = None
-    """The option that the words after the command set, if the first of them is no option itself."""
+    """The option that the first word after the command sets, if that is no option itself."""
+    words: str | None = None
+    """The option, a list, that all words without a name belong to, wherever they stand."""
 
 
 COMMANDS: dict[str, Command] = {
@@ -91,7 +93,7 @@ COMMANDS: dict[str, Command] = {
         target="powerpool.pipelines.vision.commands:predict",
         help="the classes that a trained image classifier gives to pictures: files and folders",
         extras=VISION,
-        first_word="pictures",
+        words="pictures",
     ),
     "export vision": Command(
         target="powerpool.pipelines.vision.export:export",
@@ -115,6 +117,8 @@ COMMANDS: dict[str, Command] = {
     ),
 }
 
+ARGUMENTS = {"download=True": "--download true", "root=": "--data_root", 'corrupt="skip"': "--corrupt skip"}
+"""Arguments of functions that errors advise, and the options that are the same."""
 PIPELINE_COMMANDS = {name.split()[0] for name in COMMANDS} - COMMANDS.keys()
 """First words that are no command without a second one, the pipeline."""
 
@@ -130,20 +134,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     command = COMMANDS[name]
     rest = arguments[1 if arguments[0] == name else len(name.split()) :]
     if command.first_word is not None and rest and not rest[0].startswith("-"):
-        rest = [f"--{command.first_word}", *rest]
+        rest = [f"--{command.first_word}={rest[0]}", *rest[1:]]
     try:
         function = _load(command.target)
         options_type = _options_type(function)
         if asks_for_help(rest):
             sys.stdout.write(help_text(options_type, name))
             return 0
-        options: Any = parse(options_type, rest)
+        options: Any = parse(options_type, rest, command.words)
         if asks_for_recipe(rest):
             sys.stdout.write(to_yaml(options))
             return 0
         return function(options) or 0
     except PowerPoolError as error:  # a value of the right type that is refused, or a file that is
-        sys.stderr.write(f"powerpool {name}: error: {error}\n")
+        sys.stderr.write(f"powerpool {name}: error: {as_typed(str(error))}\n")
         return 2
     except ModuleNotFoundError as error:
         if error.name is None or error.name.split(".")[0] == "powerpool":
@@ -153,9 +157,21 @@ def main(argv: Sequence[str] | None = None) -> int:
             f"Install it with: pip install 'powerpool[{command.extras}]'\n"
         )
         return 1
-    except KeyboardInterrupt:
-        sys.stderr.write(f"powerpool {name}: interrupted\n")
+    except KeyboardInterrupt as stopped:  # what can be gone on with says so
+        sys.stderr.write(f"powerpool {name}: interrupted. {stopped}".rstrip(". ") + ".\n")
         return 130
+
+
+def as_typed(message: str) -> str:
+    """A message that names arguments of Python functions, in the words of the command line.
+
+    Example:
+        >>> as_typed("It is not on this machine: allow download=True.")
+        'It is not on this machine: allow --download true.'
+    """
+    for argument, option in ARGUMENTS.items():
+        message = message.replace(argument, option)
+    return message
 
 
 def _top_level_parser() -> argparse.ArgumentParser:

@@ -50,10 +50,16 @@ def asks_for_recipe(arguments: Sequence[str]) -> bool:
     return any(name == PRINT for name, _ in _split(arguments))
 
 
-def parse(options_type: type[Options], arguments: Sequence[str]) -> Options:
-    """The options that were typed, over those of the recipe of ``--config``, over the defaults."""
+def parse(options_type: type[Options], arguments: Sequence[str], words_are: str | None = None) -> Options:
+    """The options that were typed, over those of the recipe of ``--config``, over the defaults.
+
+    Args:
+        options_type: a dataclass.
+        arguments: what was typed after the command.
+        words_are: the option that words without a name belong to, a list, instead of to those that have to be given.
+    """
     hints = field_types(options_type)
-    places = _required(options_type)
+    places = [] if words_are else _required(options_type)
     recipe: dict[str, Setting] = {}
     typed: dict[str, Setting] = {}
     unnamed: list[str] = []
@@ -71,10 +77,14 @@ def parse(options_type: type[Options], arguments: Sequence[str]) -> Options:
                 raise OptionError(f"--{name} is given twice. Put all its values behind one of the two.")
             typed[name] = Setting(_list(words, hints[name], name))
         else:
-            if places:
+            if places or words_are:
                 words, behind = words[:1], words[1:]
                 unnamed += behind
             typed[name] = Setting(_value(words, hints[name], name))
+    if words_are and unnamed:
+        given = typed[words_are].value if words_are in typed else []
+        typed[words_are] = Setting([*given, *_list(unnamed, hints[words_are], words_are)])
+        unnamed = []
     places = [name for name in places if name not in typed]
     if len(unnamed) > len(places):
         stray = shorten(unnamed[len(places)])

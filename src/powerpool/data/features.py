@@ -1,7 +1,7 @@
 """Features that were computed once and are read many times: one memory-mapped file, filled piece by piece.
 
-A store is a folder with ``maps.bin``, the numbers of all items one after the other, ``targets.pt`` and ``store.json``:
-what the numbers depend on, their shape, and how many items are there. The count is written after the numbers are on
+A store is a folder with ``maps.bin``, the numbers of all items one after the other, and ``store.json``: what the
+numbers depend on, their shape, and how many items are there. The count is written after the numbers are on
 the disk, so that a process that is killed costs the items since then, and the next one goes on with the rest.
 """
 
@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from powerpool.checks import ShapeError
+from powerpool.checks import NotFiniteError, ShapeError
 from powerpool.records import RecordError, make_folder, read_json, write_json
 
 STORE, MAPS = "store.json", "maps.bin"
@@ -93,7 +93,11 @@ class FeatureStore:
             raise ShapeError(f"A store of items of shape {self.shape} got items of shape {tuple(items.shape[1:])}.")
         if self.done + len(items) > self.count:
             raise ShapeError(f"A store of {self.count} items has {self.done} and got {len(items)} more.")
-        self.maps[self.done : self.done + len(items)] = items.to(DTYPES[self.dtype])
+        rounded = items.to(DTYPES[self.dtype])
+        if not torch.isfinite(rounded).all():
+            beyond = "that are not finite" if not torch.isfinite(items).all() else f"beyond the range of {self.dtype}"
+            raise NotFiniteError(f"Features {beyond} cannot be stored. Store them as float32 (--stored float32).")
+        self.maps[self.done : self.done + len(items)] = rounded
         self.done += len(items)
 
     def flush(self) -> None:
@@ -128,7 +132,8 @@ class FeatureStore:
         (self.folder / STORE).unlink(missing_ok=True)
         try:
             with file.open("wb") as handle:
-                os.posix_fallocate(handle.fileno(), 0, max(self.bytes, 1))
+                if hasattr(os, "posix_fallocate"):  # not on every system
+                    os.posix_fallocate(handle.fileno(), 0, max(self.bytes, 1))
                 handle.truncate(self.bytes)
         except OSError as error:
             file.unlink(missing_ok=True)

@@ -59,7 +59,7 @@ def is_cached(name: str) -> bool:
     """Whether there is a copy of a set of the hub on this machine, as far as can be told without importing datasets."""
     home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
     folder = Path(os.environ.get("HF_DATASETS_CACHE") or home / "datasets")
-    return any(folder.glob(f"{name.partition('/')[0]}___*"))
+    return (folder / name.replace("/", "___")).is_dir()
 
 
 def load_hub(name: str, download: bool) -> HubSet:
@@ -170,7 +170,7 @@ def _hash_rows(table: Table, column: str) -> list[str]:
 
 def _datasets() -> Any:
     try:
-        import datasets  # type: ignore[import-untyped]
+        import datasets
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
             "Sets of the Hugging Face hub need datasets, which is not installed: pip install 'powerpool[vision]'.",

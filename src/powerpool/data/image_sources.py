@@ -60,8 +60,8 @@ KNOWN = {
 }
 """The sets of the paper. The copy of MIT67 on the hub is not split as in the literature, and not used."""
 
-PACKED = (".zip", ".tar", ".tgz", ".gz")
-"""A path that ends like this is never taken for a name on the hub."""
+PACKED = (".tar", ".tgz", ".gz")
+"""Archives that are not read."""
 
 
 @dataclass(frozen=True)
@@ -85,9 +85,7 @@ def locate(data: str | Path, root: str | Path | None, download: bool) -> Place:
     # As for graphs: a name of the table is always that set, even where a folder of that name lies in the working
     # directory. Path("fmd") and "./fmd" are the folder.
     if isinstance(data, Path) or "/" in text or os.sep in text:
-        if path.exists() or not HUB.fullmatch(text) or path.suffix.lower() in PACKED:
-            return _at(path)
-        return Place(path.name, hub=text)
+        return _at(path)
     found = find(text, root)
     if found is not None:
         return Place(text, found, known=KNOWN.get(text))
@@ -114,8 +112,9 @@ def find(name: str, root: str | Path | None) -> Path | None:
 
 def _at(path: Path) -> Place:
     if not path.exists():
-        raise MissingDataError(f"There is no file or folder {path}.")
-    if path.is_file() and path.suffix.lower() in PACKED[1:]:
+        hub = f" A set of the Hugging Face hub is hf:{path}." if HUB.fullmatch(str(path)) else ""
+        raise MissingDataError(f"There is no file or folder {path}.{hub}")
+    if path.is_file() and path.suffix.lower() in PACKED:
         raise DataError(f"{path} is no zip: unpack it, and pass the folder.")
     return Place(path.absolute().name if path.is_dir() else path.stem, path)
 
@@ -126,10 +125,11 @@ def _from_hub(name: str, root: str | Path | None, download: bool) -> Place:
     if known.hub is not None and (download or is_cached(known.hub)):
         return Place(name, hub=known.hub, known=known)
     looked = ", ".join(str(folder) for folder in data_folders(root, "images")) or "POWERPOOL_DATA is not set"
+    here = f" The folder of that name here is ./{name}." if Path(name).is_dir() else ""
     from_hub = f"allow download=True ({known.hub} on the Hugging Face hub), or " if known.hub else ""
     raise MissingDataError(
         f"{name} is not on this machine (looked in: {looked}): {from_hub}pass root=, a folder that holds {name}/ or "
-        f"{name}.zip with {known.official}."
+        f"{name}.zip with {known.official}.{here}"
     )
 
 

@@ -27,6 +27,8 @@ PIPELINES = {
 """For each pipeline the module whose ``METHODS`` are in the order of the tables, and what they are tested against."""
 MAKE = " or ".join(f"`powerpool reproduce {pipeline}`" for pipeline in PIPELINES)
 TITLE = "Measured beside the paper"
+RUN_RECORD = "record.json"
+"""What a run folder calls its own record; those of tables are called after methods."""
 
 
 @dataclass(frozen=True)
@@ -74,14 +76,14 @@ def record_path(record: RunRecord) -> Path:
 def read_records(folder: str | Path) -> list[RunRecord]:
     """Every record below the folder, in the order of the paths.
 
-    Hidden files, other kinds of files and JSON without a schema - results of single folds - are passed over. What has
-    a schema is a record, and is refused if it is damaged.
+    Hidden files, other kinds of files, JSON without a schema - results of single folds - and the records inside run
+    folders are passed over. What else has a schema is a record, and is refused if it is damaged.
     """
     folder = Path(folder)
     paths = (
         path
         for path in sorted(folder.rglob("*.json"))
-        if not any(part.startswith(".") for part in path.relative_to(folder).parts)
+        if not any(part.startswith(".") for part in path.relative_to(folder).parts) and path.name != RUN_RECORD
     )
     records = [RunRecord.read(path) for path in paths if _has_schema(path)]
     if not records:

@@ -20,6 +20,7 @@ from powerpool.experiments.vision import (
 )
 from powerpool.locks import locked
 from powerpool.pipelines.folders import write_answers
+from powerpool.pipelines.vision.commands import read_pictures
 from powerpool.pipelines.vision.config import GridConfig, VisionConfig, grid_names
 from powerpool.pipelines.vision.extraction import Features
 from powerpool.pipelines.vision.methods import METHODS
@@ -116,10 +117,12 @@ def run(options: SweepOptions) -> None:
         recipe = read_config(options, options.data if options.data or options.recipe else "digits")
         # Before the features: a value that the method cannot have shows at once.
         configs = {name: make_config(options, recipe, name) for name in options.over}
-        features = read_features(recipe, options.workers, console)
+        features = read_features(recipe, read_pictures(recipe, console), options.workers, console)
         units = {name: make_units(config, features, options.folder) for name, config in configs.items()}
-        results = iter(run_units([unit for one in units.values() for unit in one], options.jobs, description="values"))
-        found = {name: [next(results) for _ in one] for name, one in units.items()}
+        # Two settings meet where both have the values of the recipe: that is one unit.
+        every = {unit.path: unit for one in units.values() for unit in one}
+        results = dict(zip(every, run_units(list(every.values()), options.jobs, description="values"), strict=True))
+        found = {name: [results[unit.path] for unit in one] for name, one in units.items()}
         for name, points in found.items():
             _write(options, name, configs[name], features, points, start, Console())
 
@@ -128,7 +131,7 @@ def make_config(options: SweepOptions, recipe: VisionConfig, name: str) -> Visio
     """The recipe with a grid over one setting alone."""
     study = STUDIES[name]
     values = options.values or list(study.values)
-    if name in ("pivots", "iterations"):
+    if name == "pivots":
         whole = [int(value) for value in values if value == int(value)]
         if len(whole) < len(values):
             raise ArgumentError(f"values of {name} must be whole numbers (got {values}).")
@@ -167,8 +170,8 @@ def _write(
     data, method = str(features.facts["data"]), config.pool.method
     own = [point[config.head.kind] for point in points]
     rows = [{name: point["chosen"][name], "accuracy": point["value"], "loss": point["loss"]} for point in own]
-    # The smallest of equally good values, by accuracy and then by loss.
-    picked = min(rows, key=lambda row: (-row["accuracy"], row["loss"]))
+    # Of equally good values that with the lower loss, of equal ones the first.
+    picked = min(rows, key=lambda row: (-row["accuracy"], row["loss"], row[name]))
     stem = options.folder / f"{data}-{method}-{name}"
     settings = {**shared_settings(config, features), "pool": asdict(config.pool)}
     write_json(

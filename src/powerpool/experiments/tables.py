@@ -48,7 +48,11 @@ PROTOCOLS = {
         "the same features and choices, with softmax regression by gradient descent in the place of ridge regression",
         not_trained_on=1,
     ),
-    "end-to-end": Protocol("the backbone is trained together with all that follows it", not_trained_on=2),
+    "end-to-end": Protocol(
+        "the backbone is trained together with all that follows it; the validation pictures choose the epoch, or are "
+        "trained on, too, as the setting training.validation says",
+        not_trained_on=2,
+    ),
 }
 
 
@@ -473,7 +477,7 @@ def _against_network(group: Group) -> list[str]:
         return ["The paper has no figures for these methods on this data set."]
     said = f"The paper's figures are for {group.paper_network}, and so are ours."
     if not group.has_paper_network:
-        how = {"frozen": "a frozen ", "end-to-end": "a fine-tuned "}.get(group.protocol, "a ")
+        how = "a frozen " if group.protocol.startswith("frozen") else "a fine-tuned "
         said = (
             f"The paper's figures are for {group.paper_network}; ours here are for {how}"
             f"{group.backbone or 'network without a name'}. The difference to the paper is therefore one of network "

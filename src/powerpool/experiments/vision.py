@@ -13,15 +13,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from powerpool.checks import ArgumentError, require_choice
-from powerpool.configs import Setting, make_config, read_recipe, read_settings, recipe_names
+from powerpool.configs import Setting, make_config, read_settings, recipe_names
+from powerpool.data import ImageSet
 from powerpool.experiments.provenance import fingerprint, origin_of, with_origin, without_origin
 from powerpool.experiments.report import read_records, record_path, write_report
 from powerpool.experiments.runner import Unit, run_units
 from powerpool.locks import locked
-from powerpool.pipelines.folders import CONFIG, RECORD, is_of
+from powerpool.pipelines.folders import RECORD
 from powerpool.pipelines.vision.commands import extraction_bars, read_pictures, train_run
 from powerpool.pipelines.vision.config import Head, PoolConfig, Training, VisionConfig
-from powerpool.pipelines.vision.evaluation import METRIC, test, train_again, validate_heads
+from powerpool.pipelines.vision.evaluation import METRIC, PLACES, PROTOCOLS, test, train_again, validate_heads
 from powerpool.pipelines.vision.extraction import Features, extract, open_features, usable_workers
 from powerpool.pipelines.vision.methods import METHODS
 from powerpool.records import RunRecord, environment
@@ -32,10 +33,6 @@ if TYPE_CHECKING:
     from powerpool.experiments.sweep import SweepOptions
 
 BASELINE = "FOP"
-PROTOCOLS: dict[Head, str] = {"ridge": "frozen", "softmax": "frozen-softmax"}
-"""What the tables of each classifier are called."""
-PLACES = ("data_root", "download", "accelerator")
-"""Settings that say where data is and where it is computed, on which no result depends."""
 NOT_FROZEN = ("training", "mode")
 """Settings of training end to end, on which no result on frozen features depends."""
 
@@ -132,10 +129,12 @@ def run(options: ReproduceVisionOptions) -> None:
     folder, console = options.folder, Console(stderr=True)
     with locked(folder):
         configs = [read_config(options, data) for data in options.data_sets]
+        sets = [(config, read_pictures(config, console)) for config in configs]
+        _require_names([images.name for _, images in sets])
         records = [
             record
-            for config in configs
-            for record in (_frozen if config.mode == "frozen" else _end_to_end)(options, config, console)
+            for config, images in sets
+            for record in (_frozen if config.mode == "frozen" else _end_to_end)(options, config, images, console)
         ]
         for record in records:
             record.write(folder / record_path(record))
@@ -146,27 +145,36 @@ def run(options: ReproduceVisionOptions) -> None:
         Console().print("These figures mean nothing: --quick only shows that everything runs.", highlight=False)
 
 
-def _frozen(options: ReproduceVisionOptions, config: VisionConfig, console: Console) -> list[RunRecord]:
-    return run_rows(make_rows(options, config, console), options.jobs)
+def _require_names(names: list[str]) -> None:
+    """Refuse two data sets of one name, whose records would take each other's place."""
+    twice = [name for name in names if names.count(name) > 1]
+    if twice:
+        raise ArgumentError(
+            f"data names {names.count(twice[0])} data sets that are called {twice[0]}. Rename a folder, or give each a "
+            "command and an --out of its own."
+        )
 
 
-def _end_to_end(options: ReproduceVisionOptions, config: VisionConfig, console: Console) -> list[RunRecord]:
+def _frozen(
+    options: ReproduceVisionOptions, config: VisionConfig, images: ImageSet, console: Console
+) -> list[RunRecord]:
+    return run_rows(make_rows(options, config, images, console), options.jobs)
+
+
+def _end_to_end(
+    options: ReproduceVisionOptions, config: VisionConfig, images: ImageSet, console: Console
+) -> list[RunRecord]:
     """One training after the other: each takes all of the machine."""
-    images, records = read_pictures(config, console), []
+    records = []
     for method in options.methods:
-        folder = options.folder / "runs" / images.name / method
         own = replace(config, pool=replace(config.pool, method=method))
-        if _is_finished(folder, own, images.digest):
+        settings = {name: value for name, value in asdict(own).items() if name not in PLACES}
+        folder = options.folder / "runs" / images.name / f"{method}-{fingerprint('vision', settings, images.digest)}"
+        if (folder / RECORD).exists():
             records.append(RunRecord.read(folder / RECORD))
-        else:  # a folder with a run of other settings or pictures is refused there
+        else:
             records.append(train_run(own, images, folder, options.workers, console))
     return records
-
-
-def _is_finished(folder: Path, config: VisionConfig, digest: str) -> bool:
-    """Whether a folder holds the record of this very run."""
-    there = (folder / RECORD).exists() and (folder / CONFIG).exists() and is_of(folder, digest)
-    return there and read_recipe(folder / CONFIG, VisionConfig) == config
 
 
 def run_rows(rows: list[Row], jobs: int | None) -> list[RunRecord]:
@@ -191,11 +199,11 @@ def run_rows(rows: list[Row], jobs: int | None) -> list[RunRecord]:
     ]
 
 
-def make_rows(options: ReproduceVisionOptions, recipe: VisionConfig, console: Console) -> list[Row]:
+def make_rows(options: ReproduceVisionOptions, recipe: VisionConfig, images: ImageSet, console: Console) -> list[Row]:
     """The rows of a data set, once its features are there."""
     # Before the features: a value that a method cannot have shows at once.
     configs = [replace(recipe, pool=replace(recipe.pool, method=method)) for method in options.methods]
-    features = read_features(recipe, options.workers, console)
+    features = read_features(recipe, images, options.workers, console)
     rows = []
     for config in configs:
         name = f"{config.pool.method}-{fingerprint('vision', shared_settings(config, features), options.heads)}"
@@ -204,9 +212,8 @@ def make_rows(options: ReproduceVisionOptions, recipe: VisionConfig, console: Co
     return rows
 
 
-def read_features(config: VisionConfig, workers: int | None, console: Console) -> Features:
+def read_features(config: VisionConfig, images: ImageSet, workers: int | None, console: Console) -> Features:
     """The features of a configuration, with a bar while they are computed."""
-    images = read_pictures(config, console)
     with extraction_bars(images, console) as watch:
         return extract(config, images, workers=workers, watch=watch)
 
@@ -222,7 +229,7 @@ def read_config(options: ReproduceVisionOptions | SweepOptions, data: str | None
     settings |= {name: Setting(value) for name, value in typed.items() if value is not None}
     # The methods are those of the options. This one fits whatever parameters the recipe has for others.
     settings["pool.method"] = Setting(BASELINE)
-    mode = getattr(options, "mode", "frozen")  # sweeps are on frozen features
+    mode = options.mode if isinstance(options, ReproduceVisionOptions) else "frozen"
     settings |= {} if mode is None else {"mode": Setting(mode)}
     if mode == "frozen":
         settings["pool.reduce_to"] = Setting(None)

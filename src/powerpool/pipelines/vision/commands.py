@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from powerpool.checks import ArgumentError
-from powerpool.configs import read_recipe
-from powerpool.data import ImageSet, ImageSplit, list_pictures, load_images, readable
+from powerpool.configs import read_recipe, recipe_names
+from powerpool.data import ImageSet, ImageSplit, Splits, list_pictures, load_images, readable
+from powerpool.data.image_sources import locate
+from powerpool.data.images import Corrupt
 from powerpool.integrations.backbones import load_backbone
 from powerpool.locks import locked
 from powerpool.pipelines.folders import (
@@ -27,9 +29,11 @@ from powerpool.pipelines.folders import (
     write_answers,
 )
 from powerpool.pipelines.vision.assessment import assess, assessment_table, draw_confusion
-from powerpool.pipelines.vision.config import PoolConfig, VisionConfig
+from powerpool.pipelines.vision.config import GridConfig, PoolConfig, VisionConfig
 from powerpool.pipelines.vision.evaluation import (
     METRIC,
+    PLACES,
+    PROTOCOLS,
     read_images,
     test,
     train_again,
@@ -48,7 +52,7 @@ if TYPE_CHECKING:
     from powerpool.pipelines.vision.finetuning import FineTuned
 
 POINTS, TRAINING, CONFUSION = "points", "training", "confusion.png"
-POOL_FIELDS = ("eta", "eta_prime", "gamma", "gamma_prime", "t", "iterations", "beta", "pivots", "sigma", "alpha")
+POOL_FIELDS = tuple(entry.name for entry in fields(GridConfig))
 """Settings of the pool that only some methods have."""
 SHOWN = 3
 """Classes that a prediction names, the most probable first."""
@@ -80,8 +84,9 @@ def train(options: TrainOptions) -> None:
     """Train, test once, write the run folder, and print what came out."""
     from rich.console import Console
 
-    config, console = options.config, Console(stderr=True)
+    config, console = with_absolute_path(options.config), Console(stderr=True)
     images = read_pictures(config, console)
+    _say_recipe(config, images, console)
     folder = Path(options.out or Path("runs", "train", "vision", images.name, config.pool.method))
     _say_unused(config, console)
     record = train_run(config, images, folder, options.workers, console, overwrite=options.overwrite)
@@ -106,6 +111,7 @@ def train_run(
     overwrite: bool = False,
 ) -> RunRecord:
     """Fill a run folder, from where it was if it was stopped: the model, and the record, which is returned."""
+    start = environment()  # the code that runs is that of now, whatever lies there when it ends
     train_mode = _train_frozen if config.mode == "frozen" else _train_end_to_end
     with locked(folder):
         if overwrite:
@@ -121,7 +127,7 @@ def train_run(
         )
         model, result = train_mode(config, images, folder, workers, console)
         model.save(folder / MODEL)
-        record = _record(config, images, result)
+        record = _record(config, images, model, result, start)
         record.write(folder / RECORD)
     return record
 
@@ -129,6 +135,11 @@ def train_run(
 def read_pictures(config: VisionConfig, console: Console) -> ImageSet:
     """The pictures of a configuration; how many had to be skipped is said."""
     images, skipped = read_images(config)
+    trained = {images.classes[target] for target in images["train"].targets.unique().tolist()}
+    unseen = [name for name in images.classes if name not in trained]
+    if unseen:
+        text = f"{len(unseen)} classes have no training pictures and will never be said, the first is {unseen[0]}."
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
     for split, names in skipped.items():
         text = f"{len(names)} pictures of {split} cannot be read and were skipped, the first is {names[0]}."
         console.print(text, markup=False, highlight=False, soft_wrap=True)
@@ -191,6 +202,8 @@ def _train_end_to_end(
     from powerpool.pipelines.vision.finetuning import fine_tune
 
     splits = images.splits
+    for split in splits.values():  # a picture that cannot be read shows now, not when all has been trained
+        readable(split, "error")
     network = _first_network(config, images, folder, workers, console)
     on_all = config.training.validation == "train"
     found: FineTuned = fine_tune(
@@ -210,6 +223,7 @@ def _train_end_to_end(
         "test_loss": score(scores, splits["test"].targets)[0],
         "chosen": {"epoch": found.epoch},
         "converged": found.converged,
+        **({} if found.validation is None else {"validation": found.validation}),
         "curves": found.curves,
         "seconds": found.seconds,
     }
@@ -227,18 +241,21 @@ def _first_network(
     return ImageClassifier(backbone, config.pool, len(images.classes))
 
 
-def _record(config: VisionConfig, images: ImageSet, result: dict[str, Any]) -> RunRecord:
+def _record(
+    config: VisionConfig, images: ImageSet, model: TrainedModel, result: dict[str, Any], start: dict[str, Any]
+) -> RunRecord:
+    facts = {"data": images.name, "data_digest": images.digest, "backbone_digest": model.backbone.digest()}
     return RunRecord(
         pipeline="vision",
         data=images.name,
         method=config.pool.method,
-        protocol=config.mode,
+        protocol=PROTOCOLS[config.head.kind] if config.mode == "frozen" else config.mode,
         metric=METRIC,
         folds=(result,),
-        config={**asdict(config), "data": images.name, "data_digest": images.digest},
+        config={**{name: value for name, value in asdict(config).items() if name not in PLACES}, **facts},
         seed=config.seed,
         seconds=result["seconds"],
-        environment=environment(),
+        environment=start,
     )
 
 
@@ -249,9 +266,28 @@ def _say_unused(config: VisionConfig, console: Console) -> None:
     given = [f"pool.{name}" for name in POOL_FIELDS if getattr(pool, name) != getattr(default, name)]
     given += [f"grid.{name}" for name in POOL_FIELDS if getattr(config.grid, name)]
     unused = [name for name in given if name.split(".")[1] not in concerned]
+    grid = [name for name in given if name.startswith("grid.") and name not in unused]
     if unused:
         text = f"{', '.join(unused)}: not used, {pool.method} does not depend on it."
         console.print(text, markup=False, highlight=False, soft_wrap=True)
+    if grid and config.mode == "end-to-end" and not config.training.warm_start:
+        text = f"{', '.join(grid)}: not used, mode end-to-end trains one pool. Choose its settings with mode frozen."
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def _say_recipe(config: VisionConfig, images: ImageSet, console: Console) -> None:
+    """Tell of a recipe for the data, where other settings were taken."""
+    name = f"vision/{images.name}"
+    if name in recipe_names() and read_recipe(name, VisionConfig).crops != config.crops:
+        text = f"There is a recipe for {images.name}, with the paper's settings: --config {name}."
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def with_absolute_path(config: VisionConfig) -> VisionConfig:
+    """The configuration with the whole path of its data, so that the run folder can be used from anywhere."""
+    path = Path(config.data).expanduser()
+    place = None if config.data.startswith("hf:") else locate(config.data, config.data_root, config.download)
+    return replace(config, data=str(path.absolute())) if place is not None and place.path == path else config
 
 
 # ---- evaluate --------------------------------------------------------------------------------------------------------
@@ -265,7 +301,9 @@ class EvaluateOptions:
         run: the run folder that 'powerpool train vision' wrote
         data: other pictures, all of which are tested on: a folder or zip of class folders, or a data set
         data_root: folder with data sets; that of the run without it
-        split: of the run's own pictures; those of train and validation were trained on
+        split: of those pictures; test without it, but all of other pictures. Those of train and validation of the run
+            were trained on
+        corrupt: whether a picture that cannot be read is an error, or is skipped and counted
         download: whether data and weights that are not on this machine may be fetched from the network
         workers: processes that read pictures, and run the backbone on a CPU; as many as there are cores without it
         out: folder for evaluation.json and confusion.png; the run folder without it
@@ -274,7 +312,8 @@ class EvaluateOptions:
     run: str
     data: str | None = None
     data_root: str | None = None
-    split: Literal["train", "validation", "test"] = "test"
+    split: Literal["train", "validation", "test"] | None = None
+    corrupt: Corrupt = "error"
     download: bool = False
     workers: int | None = None
     out: str | None = None
@@ -289,9 +328,10 @@ def evaluate(options: EvaluateOptions) -> None:
     config = read_recipe(Path(options.run, CONFIG), VisionConfig)
     config = replace(config, data_root=options.data_root or config.data_root, download=options.download)
     if options.data:
-        images = load_images(options.data, config.data_root, download=options.download)
-        pictures = _in_classes_of(model, images)
-        which = f"all pictures of {images.name}"
+        uncut = Splits(validation=0.0, test=0.0)
+        images = load_images(options.data, config.data_root, download=options.download, splits=uncut)
+        pictures = _in_classes_of(model, images, options.split)
+        which = f"{options.split or 'all'} pictures of {images.name}"
     else:
         images = read_pictures(config, console)
         if not is_of(options.run, images.digest):
@@ -299,7 +339,11 @@ def evaluate(options: EvaluateOptions) -> None:
                 f"{images.name} has changed since the run was trained: which pictures are for test is no longer known. "
                 "Name the pictures to test on with --data."
             )
-        pictures, which = images.splits[options.split], f"{options.split} pictures of {images.name}"
+        split = options.split or "test"
+        pictures, which = images[split], f"{split} pictures of {images.name}"
+    if options.corrupt == "skip":
+        pictures, skipped = readable(pictures, "skip")
+        which += f", {len(skipped)} that cannot be read skipped" if skipped else ""
     with console.status(f"{len(pictures)} pictures"):
         scores = model.logits(pictures, options.workers)
     figures = assess(scores, pictures.targets, model.classes)
@@ -312,8 +356,8 @@ def evaluate(options: EvaluateOptions) -> None:
     out.print(f"written: {folder / EVALUATION}, {folder / CONFUSION}", markup=False, highlight=False, soft_wrap=True)
 
 
-def _in_classes_of(model: TrainedModel, images: ImageSet) -> ImageSplit:
-    """All pictures of a set, labelled with the classes that the model knows."""
+def _in_classes_of(model: TrainedModel, images: ImageSet, split: str | None) -> ImageSplit:
+    """The pictures of a split, or of all, labelled with the classes that the model knows."""
     unknown = [name for name in images.classes if name not in model.classes]
     if unknown:
         raise ArgumentError(
@@ -321,7 +365,7 @@ def _in_classes_of(model: TrainedModel, images: ImageSet) -> ImageSplit:
             f"{len(model.classes)}, such as {', '.join(model.classes[:5])}."
         )
     places = torch.tensor([model.classes.index(name) for name in images.classes])
-    first, *others = images.splits.values()
+    first, *others = images.splits.values() if split is None else [images[split]]
     together = sum(others, start=first)
     return replace(together, targets=places[together.targets])
 
@@ -344,7 +388,7 @@ class PredictOptions:
 
     run: str
     pictures: list[str] = field(default_factory=list)
-    corrupt: Literal["error", "skip"] = "error"
+    corrupt: Corrupt = "error"
     download: bool = False
     workers: int | None = None
     out: str | None = None
@@ -360,7 +404,9 @@ def predict(options: PredictOptions) -> None:
     from rich.console import Console
 
     model = load_run(options.run, download=options.download)
-    pictures, skipped = readable(list_pictures(options.pictures), options.corrupt)
+    pictures = list_pictures(options.pictures)
+    # With "error" whoever reads a picture that is none will say so.
+    pictures, skipped = readable(pictures, "skip") if options.corrupt == "skip" else (pictures, [])
     for name in skipped:
         Console(stderr=True).print(f"skipped, not readable: {name}", markup=False, highlight=False, soft_wrap=True)
     if not len(pictures):

@@ -35,7 +35,8 @@ class PoolConfig:
         pivots: Z, the pivots of the spatial coordinates; they add 2 Z channels
         sigma: width of the spatial coordinates
         alpha: weight of the spatial coordinates
-        reduce_to: channels after a 1 x 1 convolution that is trained with the classifier, end to end only; null: none
+        reduce_to: channels after a 1 x 1 convolution that is trained with the classifier, for second-order methods end
+            to end; null: none
         unit_scale: whether the features of a picture are divided by their root mean square norm first
         unit_norm: whether the vector that the classifier sees is scaled to length 1
     """
@@ -250,6 +251,11 @@ class VisionConfig:
             raise ArgumentError(
                 f"pool.reduce_to needs mode end-to-end (got {self.pool.reduce_to} with mode frozen): a convolution "
                 "that nothing trains would only mix the channels at random."
+            )
+        if self.training.warm_start and self.mode == "end-to-end" and self.training.validation == "choose":
+            raise ArgumentError(
+                "training.warm_start needs training.validation train (got choose): the classifier that it begins with "
+                "was trained on the validation pictures, which can therefore not choose the epoch."
             )
         if self.training.warm_start and self.pool.reduce_to is not None:
             raise ArgumentError(

@@ -18,18 +18,30 @@ from torch import Tensor
 from powerpool.checks import ArgumentError
 from powerpool.data import ImageSet, Splits, load_images, readable
 from powerpool.integrations.backbones import load_backbone
-from powerpool.pipelines.vision.config import PoolConfig, VisionConfig, chosen_values
-from powerpool.pipelines.vision.extraction import Features
+from powerpool.pipelines.vision.config import Head, PoolConfig, VisionConfig, chosen_values
+from powerpool.pipelines.vision.extraction import SPLITS, Features
 from powerpool.pipelines.vision.frozen import POOL_BATCH, Fit, Span, descriptors, fit, score, summary, temperature
 from powerpool.pipelines.vision.model import SetPool
 
 METRIC = "top-1 accuracy in %"
+PLACES = ("data_root", "download", "accelerator")
+"""Settings that say where data is and where it is computed, on which no result depends."""
+PROTOCOLS: dict[Head, str] = {"ridge": "frozen", "softmax": "frozen-softmax"}
+"""What records and tables call training on frozen features, by its classifier."""
 
 
 def read_images(config: VisionConfig) -> tuple[ImageSet, dict[str, list[str]]]:
     """The pictures of a configuration in their splits, and the names of those that could not be read, by split."""
     splits = Splits(validation=config.validation_share, test=config.test_share, seed=config.seed)
     images = load_images(config.data, config.data_root, download=config.download, splits=splits)
+    missing = [name for name in SPLITS if name not in images.splits]
+    if missing:
+        raise ArgumentError(
+            f"{images.name} has no pictures for {' and '.join(missing)}: it has {', '.join(images.splits)}. Add a "
+            f"folder {missing[0]!r}, or put all classes into one folder without splits, which are then drawn."
+        )
+    if len(images.classes) < 2:
+        raise ArgumentError(f"{images.name} has one class, {images.classes[0]!r}: there is nothing to tell apart.")
     if config.corrupt == "error":  # whoever reads a picture that is none will say so
         return images, {}
     checked = {name: readable(split, config.corrupt) for name, split in images.splits.items()}
@@ -46,8 +58,10 @@ def make_pool(config: VisionConfig, pool: PoolConfig, channels: int) -> SetPool:
 
 
 def require_memory(pool: SetPool, count: int) -> None:
-    """Refuse what cannot fit: the vectors of all training pictures are in memory at once, and a copy of them."""
-    needed, here = 2 * 4 * count * pool.out_features, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    """Refuse what cannot fit: the vectors of all training pictures at once, a copy, and their dot products."""
+    products = 3 * 8 * min(count, pool.out_features) ** 2
+    needed = 2 * 4 * count * pool.out_features + products
+    here = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if needed > here:
         raise ArgumentError(
             f"The vectors of {count} pictures by {pool.config.method}, of {pool.out_features:,} numbers each, take "
@@ -77,10 +91,12 @@ def _validate(
 ) -> dict[str, Any]:
     start = time.perf_counter()
     targets, validation = features.labels("train"), (others, features.labels("validation"))
-    trials = []
-    for penalty in config.head.penalties:
-        found = fit(train, targets, len(features.classes), config.head, penalty, config.seed, validation)
-        trials.append({"chosen": {**chosen_values(pool), "penalty": penalty}, **_outcome(config, found, validation)})
+    penalties, settings = config.head.penalties, chosen_values(pool)
+    fits = fit(train, targets, len(features.classes), config.head, penalties, config.seed, validation)
+    trials = [
+        {"chosen": {**settings, "penalty": penalty}, **_outcome(config, found, validation)}
+        for penalty, found in zip(penalties, fits, strict=True)
+    ]
     best = min(trials, key=_rank)
     kept = ("chosen", "value", "loss")
     return {
@@ -116,21 +132,23 @@ def train_again(
         points: what :func:`validate` found for each of them.
         features: the stored maps.
     """
-    pooled: dict[PoolConfig, tuple[SetPool, Span]] = {}
+    pooled: dict[PoolConfig, tuple[SetPool, Span, float]] = {}
     splits, trained = ("train", "validation"), []
     for config, own in zip(configs, points, strict=True):
-        start, best = time.perf_counter(), best_point(own)
+        best = best_point(own)
         pool = chosen_pool(config, best)
         if pool not in pooled:
+            start = time.perf_counter()
             module = make_pool(config, pool, features.channels)
             vectors = torch.cat([descriptors(module, features.maps(split)) for split in splits])
-            pooled[pool] = module, Span.of(vectors)
-        module, span = pooled[pool]
-        targets, penalty = features.labels(*splits), best["chosen"]["penalty"]
-        found = fit(span.coordinates, targets, len(features.classes), config.head, penalty, config.seed)
+            pooled[pool] = module, Span.of(vectors), time.perf_counter() - start
+        module, span, seconds = pooled[pool]  # of pooling, which each classifier would need alone
+        start = time.perf_counter()
+        targets, penalties = features.labels(*splits), [best["chosen"]["penalty"]]
+        (found,) = fit(span.coordinates, targets, len(features.classes), config.head, penalties, config.seed)
         sharpness = best["temperature"]
         weight, bias = sharpness * span.weights(found.weight), sharpness * found.bias
-        trained.append(Trained(module, weight, bias, time.perf_counter() - start))
+        trained.append(Trained(module, weight, bias, seconds + time.perf_counter() - start))
     return trained
 
 

@@ -19,7 +19,7 @@ from powerpool.checks import ArgumentError, PowerPoolError
 from powerpool.data import Crops
 from powerpool.integrations.backbones import Backbone, fold_batch_norm
 from powerpool.pipelines.vision.config import PoolConfig, chosen_values
-from powerpool.pipelines.vision.methods import METHODS, Method
+from powerpool.pipelines.vision.methods import METHODS
 from powerpool.pipelines.vision.model import ImageClassifier
 from powerpool.pipelines.vision.runs import TrainedModel, load_run
 from powerpool.records import atomic
@@ -150,20 +150,16 @@ def export_model(
 def takes_fast_form(pool: PoolConfig) -> bool:
     """Whether a pool that was trained with eigenvalues is exported without: MaxExp with a whole eta."""
     method = METHODS[pool.method]
-    return _is_spectral(method) and method.make_solver(pool) == "eigen" and not needs_eigenvalues(pool)
+    return method.is_spectral and method.make_solver(pool) == "eigen" and not needs_eigenvalues(pool)
 
 
 def needs_eigenvalues(pool: PoolConfig) -> bool:
     """Whether there is no form of a pool that is made of products of matrices."""
     method = METHODS[pool.method]
     curve = method.make_curve(pool)
-    if curve is None or not _is_spectral(method) or isinstance(method.make_solver(pool), NewtonSchulz):
+    if curve is None or not method.is_spectral or isinstance(method.make_solver(pool), NewtonSchulz):
         return False
     return curve.integer_power() is None
-
-
-def _is_spectral(method: Method) -> bool:
-    return method.order == "second" and method.is_spectral
 
 
 def describe(model: TrainedModel, batch: int | None = None) -> dict[str, str]:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+import powerpool
 from powerpool.checks import ArgumentError
 from powerpool.data import Crops, ImageDataset, ImageSet, ImageSplit
 from powerpool.data.features import DTYPES, FeatureStore, store_key
@@ -90,6 +92,7 @@ def extract(
         "backbone_digest": backbone.digest(),
         "crops": config.crops.config,
         "stored": config.stored,
+        "made_by": _made_by(),
     }
     splits = {name: images[name] for name in SPLITS}
     facts["pictures"] = store_key({name: split.names for name, split in splits.items()})
@@ -106,6 +109,22 @@ def extract(
     return open_features(place)
 
 
+@cache
+def _made_by() -> str:
+    """A digest of what makes crops and runs networks: the code for it, and the packages."""
+    root = Path(powerpool.__file__).parent
+    files = [root / "data" / name for name in ("crops.py", "pictures.py")]
+    files += sorted((root / "integrations" / "backbones").glob("*.py"))
+    versions = [f"{name} {metadata.version(name)}" for name in ("torch", "pillow")]
+    return store_key({"code": [file.read_text(encoding="utf-8") for file in files], "versions": versions})
+
+
+def usable_cores() -> int:
+    """Cores that this process may use, where the system says so."""
+    allowed = getattr(os, "sched_getaffinity", None)
+    return len(allowed(0)) if allowed else os.cpu_count() or 1
+
+
 def choose_device(accelerator: str) -> torch.device:
     """Where networks run: on a GPU where there is one, unless the CPU is asked for."""
     if accelerator == "gpu" and not torch.cuda.is_available():
@@ -117,7 +136,7 @@ def usable_workers(workers: int | None) -> int:
     """How many processes read pictures: as many as there are usable cores where it is not said."""
     if workers is not None and workers < 0:
         raise ArgumentError(f"workers must be at least 0 (got {workers}).")
-    return len(os.sched_getaffinity(0)) if workers is None else workers
+    return usable_cores() if workers is None else workers
 
 
 def _tell(watch: Watcher, split: str, count: int, done: int) -> None:

@@ -15,7 +15,7 @@ from powerpool.data import ImageSplit
 from powerpool.data.features import store_key
 from powerpool.pipelines.vision import processes
 from powerpool.pipelines.vision.config import VisionConfig
-from powerpool.pipelines.vision.frozen import CONVERGED
+from powerpool.pipelines.vision.frozen import first_near_best
 from powerpool.pipelines.vision.model import ImageClassifier
 from powerpool.pipelines.vision.progress import STATE, FineTuningError, Plan, Progress
 from powerpool.records import RecordError
@@ -39,11 +39,16 @@ class FineTuned:
     """Of training and validation, in all parts of a training that was stopped."""
 
     @property
-    def converged(self) -> int:
-        """The first epoch whose validation accuracy is within half a point of the best; without validation the last."""
-        values = self.curves.get("validation_value") or []
-        near = (number for number, value in enumerate(values, 1) if value >= max(values) - CONVERGED)
-        return next(near, self.epoch)
+    def converged(self) -> int | None:
+        """See :func:`powerpool.pipelines.vision.frozen.first_near_best`; None without validation pictures."""
+        return first_near_best(self.curves.get("validation_value", []))
+
+    @property
+    def validation(self) -> dict[str, float] | None:
+        """Accuracy in % and loss of the chosen epoch; None without validation pictures."""
+        if "validation_value" not in self.curves:
+            return None
+        return {name: self.curves[f"validation_{name}"][self.epoch - 1] for name in ("value", "loss")}
 
 
 def fine_tune(

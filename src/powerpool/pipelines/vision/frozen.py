@@ -9,6 +9,7 @@ classifier up to round-off. Vectors are centred: the mean of the training vector
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,7 +38,8 @@ class Span:
     .. math:: V V^T = U S U^T, \qquad B = V^T U S^{-1/2} \in \mathbb{R}^{D \times r}, \qquad x \mapsto x B
 
     Directions whose share of S is round-off are left out. Products are summed in float64: vectors of pictures are
-    nearly parallel, and in float32 what tells them apart would be of the size of the round-off.
+    nearly parallel, and in float32 what tells them apart would be of the size of the round-off. Where D is at most n,
+    vectors are their own coordinates.
 
     Example:
         >>> import torch
@@ -48,14 +50,16 @@ class Span:
     """
 
     vectors: Tensor
-    mixing: Tensor
-    """U S^(-1/2), (n, r), in float64."""
+    mixing: Tensor | None
+    """U S^(-1/2), (n, r), in float64; None where vectors are their own coordinates."""
     coordinates: Tensor
     """Of the vectors themselves: U S^(1/2), (n, r)."""
 
     @classmethod
     def of(cls, vectors: Tensor) -> Span:  # shape: (n, D)
         """The span of the rows."""
+        if vectors.shape[1] <= len(vectors):
+            return cls(vectors, None, vectors)
         values, U = torch.linalg.eigh(_products(vectors, vectors))
         kept = values > values[-1].clamp_min(0) * len(values) * torch.finfo(values.dtype).eps
         root, U = values[kept].sqrt(), U[:, kept]
@@ -63,10 +67,14 @@ class Span:
 
     def project(self, others: Tensor) -> Tensor:  # shape: (m, D) -> (m, r)
         """The coordinates of other vectors: what of them lies in the span."""
+        if self.mixing is None:
+            return others
         return (_products(others, self.vectors) @ self.mixing).to(others.dtype)
 
     def weights(self, weights: Tensor) -> Tensor:  # shape: (r, classes) -> (classes, D)
         """The weights for vectors from those for coordinates."""
+        if self.mixing is None:
+            return weights.T
         shares = (self.mixing @ weights.double()).T  # (classes, n)
         parts = [shares @ part.double() for part in self.vectors.split(BLOCK, 1)]
         return torch.cat(parts, 1).to(weights.dtype)
@@ -94,11 +102,8 @@ class Fit:
 
     @property
     def converged(self) -> int | None:
-        """The first epoch whose validation accuracy is within half a point of the best; None where there are none."""
-        values = self.validation_value
-        if not self.train_loss or not values:
-            return None
-        return next(number for number, value in enumerate(values, 1) if value >= max(values) - CONVERGED)
+        """See :func:`first_near_best`; None where there are no epochs."""
+        return first_near_best(self.validation_value) if self.train_loss else None
 
     def curves(self) -> dict[str, list[float]]:
         """What a record keeps of a training by epochs."""
@@ -110,6 +115,16 @@ class Fit:
     def logits(self, vectors: Tensor) -> Tensor:  # shape: (m, r) -> (m, classes)
         """Of coordinates of pictures."""
         return torch.addmm(self.bias, vectors, self.weight)
+
+
+def first_near_best(values: Sequence[float]) -> int | None:
+    """When a training has converged: the first epoch, from 1 on, whose accuracy is within half a point of the best.
+
+    Example:
+        >>> first_near_best([50.0, 89.7, 90.0])
+        2
+    """
+    return next((number for number, value in enumerate(values, 1) if value >= max(values) - CONVERGED), None)
 
 
 def descriptors(pool: SetPool, maps: Tensor) -> Tensor:  # shape: (n, K, C, h, w) -> (n, D)
@@ -127,40 +142,54 @@ def fit(
     targets: Tensor,  # shape: (n,)
     classes: int,
     head: HeadConfig,
-    penalty: float,
+    penalties: Sequence[float],
     seed: int,
     validation: tuple[Tensor, Tensor] | None = None,
-) -> Fit:
-    """A classifier of the kind that the configuration names.
+) -> list[Fit]:
+    """A classifier of the kind that the configuration names, for each penalty.
 
     Args:
         vectors: coordinates of the training pictures.
         targets: their classes.
         classes: how many there are.
         head: the kind and its settings.
-        penalty: of the weights and not of the bias.
+        penalties: of the weights and not of the bias.
         seed: of the order of the pictures.
         validation: coordinates and classes of other pictures, to look at.
     """
     mean = vectors.mean(0)
-    found = (
-        _ridge(vectors - mean, targets, classes, penalty)
-        if head.kind == "ridge"
-        else _softmax(vectors - mean, targets, classes, head, penalty, seed, _moved(validation, mean))
-    )
-    found.bias = found.bias - mean @ found.weight
-    if head.kind == "ridge" and validation is not None:
-        _note(found, found.logits(validation[0]), validation[1])
+    centred = vectors - mean
+    if head.kind == "ridge":
+        found = _ridge(centred, targets, classes, penalties)
+    else:
+        moved = None if validation is None else (validation[0] - mean, validation[1])
+        found = [_softmax(centred, targets, classes, head, penalty, seed, moved) for penalty in penalties]
+    for one in found:
+        one.bias = one.bias - mean @ one.weight
+        if head.kind == "ridge" and validation is not None:
+            _note(one, one.logits(validation[0]), validation[1])
     return found
 
 
-def _ridge(vectors: Tensor, targets: Tensor, classes: int, penalty: float) -> Fit:
-    r"""Regression to one-hot columns: :math:`W = (X^T X + p I)^{-1} X^T (Y - \bar Y)`, by the spectrum of X."""
-    U, S, Vh = torch.linalg.svd(vectors.double(), full_matrices=False)
+def _ridge(vectors: Tensor, targets: Tensor, classes: int, penalties: Sequence[float]) -> list[Fit]:
+    r"""Regression to one-hot columns, all penalties from one spectrum.
+
+    .. math:: W = (X^T X + p I)^{-1} X^T Y = X^T (X X^T + p I)^{-1} Y, \qquad Y \text{ centred, too}
+
+    whichever of the two matrices is smaller.
+    """
+    rows = vectors.double()
     wanted = nn.functional.one_hot(targets, classes).double()
     share = wanted.mean(0)
-    weight = Vh.T @ ((S / (S.square() + penalty))[:, None] * (U.T @ (wanted - share)))
-    return Fit(weight.to(vectors.dtype), share.to(vectors.dtype))
+    wide = len(rows) < rows.shape[1]
+    right = (wanted - share) if wide else rows.T @ (wanted - share)
+    values, U = torch.linalg.eigh(rows @ rows.T if wide else rows.T @ rows)
+    found = []
+    for penalty in penalties:
+        solved = U @ ((U.T @ right) / (values.clamp_min(0) + penalty)[:, None])
+        weight = rows.T @ solved if wide else solved
+        found.append(Fit(weight.to(vectors.dtype), share.to(vectors.dtype)))
+    return found
 
 
 def _softmax(
@@ -205,10 +234,6 @@ def temperature(scores: Tensor, targets: Tensor) -> float:
     Scores of ridge regression are between 0 and 1, whose softmax says nothing of how sure the classifier is.
     """
     return min(SCALES, key=lambda scale: float(nn.functional.cross_entropy(scale * scores, targets)))
-
-
-def _moved(validation: tuple[Tensor, Tensor] | None, mean: Tensor) -> tuple[Tensor, Tensor] | None:
-    return None if validation is None else (validation[0] - mean, validation[1])
 
 
 def _note(found: Fit, scores: Tensor, targets: Tensor) -> None:

@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -43,8 +43,8 @@ except ModuleNotFoundError as error:
 LOG_EVERY = 10
 """Steps between two rows of the log."""
 PICTURES_ON_CPU = 1
-"""Pictures whose gradients are computed at once on a CPU; the gradients of a step are their sum. More take more
-memory, 60 crops of 224 pixels 7 GB with EfficientNet-Lite0, and are not faster."""
+"""Pictures whose gradients are computed at once on a CPU; the gradients of a step are their sum. Memory is then that of
+the crops of one picture, however many pictures a step has."""
 
 
 class Learner(LightningModule):
@@ -127,7 +127,7 @@ class Learner(LightningModule):
 
     def training_step(self, batch: dict[str, Tensor], _: int) -> None:
         """One step: the mean loss of all pictures of the batch, in all processes together."""
-        progress, optimizer = self.progress, self.optimizers()
+        progress, optimizer = self.progress, cast("Any", self.optimizers())  # there is one
         count, world = len(self.batches[progress.position]), self.trainer.world_size
         total = torch.zeros((), device=self.device)
         optimizer.zero_grad()
@@ -290,7 +290,7 @@ class Learner(LightningModule):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Go on where it was saved."""
         self.progress = Progress(**checkpoint[STATE]["progress"])
-        epochs = self.trainer.fit_loop.epoch_progress.current
+        epochs: Any = self.trainer.fit_loop.epoch_progress.current
         epochs.ready = epochs.started = epochs.processed = epochs.completed = self.progress.epoch
 
 

@@ -23,7 +23,7 @@ class Method(PlainMethod[Any]):
     @property
     def is_spectral(self) -> bool:
         """Whether the curve is one of eigenvalues."""
-        return self.curve is not None and self.mode == "spectral"
+        return self.order == "second" and self.curve is not None and self.mode == "spectral"
 
 
 def _second(parameters: str = "", **fields: object) -> Method:

@@ -11,6 +11,7 @@ from powerpool.functional import first_order_pool, second_order_pool
 from powerpool.integrations.backbones import Backbone
 from powerpool.pipelines.vision.config import PoolConfig
 from powerpool.pipelines.vision.methods import METHODS
+from powerpool.precision import at_least_float32
 from powerpool.vectorize import to_vector
 
 SMALLEST = 1e-12
@@ -44,7 +45,7 @@ class SetPool(nn.Module):
         self.curve, self.solver = method.make_curve(config), method.make_solver(config)
         self.reduction = (
             nn.Identity()
-            if config.reduce_to is None
+            if config.reduce_to is None or method.order != "second"
             else nn.Sequential(nn.Conv2d(channels, config.reduce_to, 1, bias=False), nn.ReLU())
         )
         self.head = head if method.order == "head" else None
@@ -55,10 +56,9 @@ class SetPool(nn.Module):
         """D, the length of the vector."""
         if self.method.order == "head":
             return self.head_channels
-        channels = self.config.reduce_to or self.channels
         if self.method.order == "first":
-            return channels
-        side = channels + (2 * self.config.pivots if self.method.coordinates else 0)
+            return self.channels
+        side = (self.config.reduce_to or self.channels) + (2 * self.config.pivots if self.method.coordinates else 0)
         return side * (side + 1) // 2
 
     def forward(self, maps: Tensor) -> Tensor:  # shape: (B, K, C, h, w) -> (B, D)
@@ -76,7 +76,8 @@ class SetPool(nn.Module):
             own: Tensor = self.head(maps.flatten(0, 1))
             return own.unflatten(0, (batch, crops)).mean(1)
         reduced: Tensor = self.reduction(maps.flatten(0, 1)).unflatten(0, (batch, crops))
-        features = reduced.transpose(1, 2).flatten(2)  # (B, C, K h w)
+        # In float32 also where the network runs in half precision: small entries of the matrix decide.
+        features = at_least_float32(reduced).transpose(1, 2).flatten(2)  # (B, C, K h w)
         if self.config.unit_scale:
             # The bound is under the root, whose slope at 0 is infinite: a picture without features has a gradient of 0.
             scale = features.square().sum(1).mean(-1).clamp_min(SMALLEST**2).sqrt()

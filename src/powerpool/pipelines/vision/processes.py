@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException, spawn
 
 from powerpool.checkpoints import load_state
 from powerpool.checks import PowerPoolError
@@ -40,16 +41,14 @@ def train(plan: Plan, model: ImageClassifier) -> None:
     stop, errors = context.Event(), context.SimpleQueue()
     # As bytes: tensors that are sent as such would lie in memory that all processes share, and all train.
     parts = (model.backbone, model.pool.config, model.classifier.out_features, model.state_dict())
-    sent = pickle.dumps((plan, parts))
+    sent = pickle.dumps((plan, parts, multiprocessing.get_start_method(allow_none=True)))
     address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())} if config.nodes == 1 else {}
     with _on_interrupt(stop):
-        started = torch.multiprocessing.spawn(
-            _process, (sent, stop, errors, address), nprocs=config.devices, join=False
-        )
+        started = spawn(_process, (sent, stop, errors, address), nprocs=config.devices, join=False)
         try:
             while not started.join():
                 pass
-        except (torch.multiprocessing.ProcessRaisedException, torch.multiprocessing.ProcessExitedException) as error:
+        except (ProcessRaisedException, ProcessExitedException) as error:
             if not errors.empty():
                 raise FineTuningError(errors.get()) from error
             if not stop.is_set():
@@ -67,7 +66,9 @@ def _process(rank: int, sent: bytes, stop: Flag, errors: Any, address: dict[str,
         # A terminal sends Ctrl-C to the group of the process that started this one, which then tells all to stop.
         os.setpgrp()
     os.environ.update(address, LOCAL_RANK=str(rank))
-    plan, (backbone, pool, classes, weights) = pickle.loads(sent)
+    plan, (backbone, pool, classes, weights), method = pickle.loads(sent)
+    # Those that read pictures are started as those of the caller are: as this one is, each would import all again.
+    multiprocessing.set_start_method(method, force=True)
     model = ImageClassifier(backbone, pool, classes)
     model.load_state_dict(weights)
     try:
@@ -92,9 +93,9 @@ def _run(plan: Plan, model: ImageClassifier, stop: Flag) -> None:
 
 
 def _trainer(plan: Plan) -> Trainer:
+    from lightning.fabric.plugins.environments.lightning import LightningEnvironment
     from lightning.pytorch import Trainer
     from lightning.pytorch.callbacks import RichProgressBar
-    from lightning.pytorch.plugins.environments import LightningEnvironment
     from lightning.pytorch.strategies import DDPStrategy
 
     from powerpool.pipelines.vision.learner import StateFiles

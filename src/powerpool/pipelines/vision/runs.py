@@ -36,7 +36,7 @@ class TrainedModel:
     Example:
         >>> from powerpool.integrations.backbones import load_backbone
         >>> network = ImageClassifier(load_backbone("efficientnet-lite0"), PoolConfig("SOP"), classes=2)
-        >>> model = TrainedModel(network, ("cat", "dog"), Crops(size=64, layout="centre"))
+        >>> model = TrainedModel(network, ("cat", "dog"), Crops(size=64, count=1))
         >>> model.network(torch.zeros(1, 1, 3, 64, 64)).shape
         torch.Size([1, 2])
     """
@@ -115,7 +115,7 @@ class TrainedModel:
                 )
             crops = Crops(**state["crops"])
             return cls(network.eval(), tuple(state["classes"]), crops, facts["is_trained"])
-        except (KeyError, TypeError, RuntimeError, PowerPoolError) as error:
+        except (KeyError, IndexError, TypeError, RuntimeError, PowerPoolError) as error:
             first = (str(error).splitlines() or [""])[0].rstrip(".")
             raise RecordError(f"{path} was not loaded: {first}.") from error
 

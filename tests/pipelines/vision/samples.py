@@ -1,0 +1,69 @@
+"""Generated pictures, a tiny network and small configurations for tests of training on frozen features."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+from powerpool.data import Crops
+from powerpool.integrations.backbones import Backbone
+from powerpool.pipelines.vision import commands, evaluation, extraction, runs
+from powerpool.pipelines.vision.config import PoolConfig, VisionConfig
+
+CLASSES = ("across", "along", "[oblique]")
+CHANNELS, HEAD_CHANNELS = 6, 9
+
+
+def texture(kind: int, seed: int, side: int = 40) -> Image.Image:
+    """Stripes of an angle that depends on the kind, with noise; no two are alike, and not all are square."""
+    generator = torch.Generator().manual_seed(100 * kind + seed)
+    height, width = side + seed % 3 * 4, side + seed % 2 * 8
+    y, x = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
+    angle, shift = math.pi * kind / len(CLASSES), float(6 * torch.rand(1, generator=generator))
+    waves = torch.sin(0.8 * (x * math.cos(angle) + y * math.sin(angle)) + shift)
+    pixels = 128 + 50 * waves[..., None] + 25 * torch.randn(height, width, 3, generator=generator)
+    return Image.fromarray(pixels.clamp(0, 255).byte().numpy())
+
+
+def write_pictures(folder: Path, count: int = 10, first: int = 0, classes: tuple[str, ...] = CLASSES) -> Path:
+    """A folder of class folders with ``count`` pictures each."""
+    for label in classes:
+        (folder / label).mkdir(parents=True, exist_ok=True)
+        for number in range(first, first + count):
+            texture(CLASSES.index(label), number).save(folder / label / f"{number:02d}.png")
+    return folder
+
+
+def tiny_backbone(seed: int = 0) -> Backbone:
+    """Two convolutions with batch normalization that matters, and a head of its own."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        body = nn.Sequential(
+            nn.Conv2d(3, 8, 3, stride=4, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, CHANNELS, 3), nn.ReLU()
+        )
+        body(torch.rand(16, 3, 32, 32))  # statistics
+        head = nn.Sequential(nn.Conv2d(CHANNELS, HEAD_CHANNELS, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten(1))
+        return Backbone("tiny", body, CHANNELS, head=head, head_channels=HEAD_CHANNELS).eval()
+
+
+def use_tiny(patch: pytest.MonkeyPatch, seed: int = 0) -> None:
+    """Every name of a backbone stands for the tiny one."""
+    for module in (commands, evaluation, extraction, runs):
+        patch.setattr(module, "load_backbone", lambda name, **options: tiny_backbone(seed))
+
+
+def small_config(data: Path | str, **changes: Any) -> VisionConfig:
+    """32 pixels, a picture and its mirror image, a cheap pool."""
+    fields: dict[str, Any] = {
+        "backbone": "tiny",
+        "crops": Crops(size=32, count=2, resize=32),
+        "pool": PoolConfig("SOP+SC+SpecMaxExpF", eta=5, pivots=3),
+        "accelerator": "cpu",
+    }
+    return VisionConfig(data=str(data), **(fields | changes))
