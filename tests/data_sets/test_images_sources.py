@@ -454,9 +454,11 @@ def test_a_set_of_the_hub(hub: dict[str, Any]) -> None:
     assert images["train"].names == ("train/rose/000000", "train/iris/000001", "train/rose/000002")
     assert encoded(images["validation"].read(1)) == encoded(noise(12, 10, 11))
     hub["cached"] = True
-    assert load_images("owner/name").digest == images.digest
+    assert load_images("hf:owner/name").digest == images.digest
     hub["owner/name"]["test"] = table([0], seed=21)
-    assert load_images("owner/name").digest != images.digest
+    assert load_images("hf:owner/name").digest != images.digest
+    with pytest.raises(MissingDataError, match=r"no file or folder owner/name. A set of .* hub is hf:owner/name"):
+        load_images("owner/name")  # a path that was mistyped must not be fetched from a stranger
 
 
 def test_the_settings_of_the_hub_are_put_back(hub: dict[str, Any]) -> None:

@@ -219,7 +219,7 @@ PAPER = {
             "end-to-end",
             "an AlexNet whose last two convolutional layers are fine-tuned, and so are",
         ),
-        (None, "another", "for a fine-tuned ResNet-50; ours here are for a network without a name."),
+        (None, "another", "for a fine-tuned ResNet-50; ours here are for a fine-tuned network without a name."),
     ],
 )
 def test_another_network_than_the_papers_is_named(

@@ -14,7 +14,7 @@ from powerpool.experiments import runner, vision
 from powerpool.experiments.report import read_records
 from powerpool.pipelines.vision import evaluation
 from powerpool.pipelines.vision.extraction import open_features
-from powerpool.records import RecordError, RunRecord
+from powerpool.records import RunRecord
 from tests.experiments.threads import Threads
 from tests.pipelines.vision.samples import use_tiny, write_pictures
 
@@ -161,41 +161,34 @@ def test_options_that_cannot_be_are_refused(options, said):
 
 
 def test_trainings_end_to_end_are_not_repeated_and_never_mix(own, tmp_path, monkeypatch):
-    """The training itself is another's: here it writes what a run folder holds of its settings."""
-    from rich.console import Console
-
+    """The training itself is another's: here it writes the record of a run folder."""
     trained = []
 
     def train(config, images, folder, workers, console):
-        vision_folder = vision.CONFIG, vision.RECORD
-        assert set(vision_folder) == {"config.yaml", "record.json"}
-        from powerpool.pipelines.folders import open_run
-
-        open_run(folder, config, (images.name, images.digest), pipeline="vision", console=console)
         trained.append(config.seed)
+        fold = {"fold": 0, "value": 100.0, "top5": 100.0, "count": 4, "right": "f0", "chosen": {}, "converged": None}
         record = RunRecord(
-            "vision",
-            "stripes",
-            config.pool.method,
-            "end-to-end",
-            "a",
-            ({"fold": 0, "value": 1.0},),
-            {},
-            config.seed,
-            1,
-            {},
+            "vision", images.name, config.pool.method, "end-to-end", "a", (fold,), {"backbone": "x"}, config.seed, 1, {}
         )
         record.write(folder / "record.json")
         return record
 
     monkeypatch.setattr(vision, "train_run", train)
-    options = vision.ReproduceVisionOptions(data=[str(own)], methods=["FOP"], mode="end-to-end", out=str(tmp_path))
-    config, console = vision.read_config(options, str(own)), Console(stderr=True)
-    first = vision._end_to_end(options, config, console)
-    assert vision._end_to_end(options, config, console) == first
+    out = tmp_path / "out"
+    words = ["reproduce", "vision", "--data", str(own), "--methods", "FOP", "--mode", "end-to-end", "--out", str(out)]
+    assert main(words) == 0
+    assert main(words) == 0  # what is in run folders is not taken for a second record of the table
     assert trained == [0]
-    with pytest.raises(RecordError, match="holds a run with other settings"):
-        vision._end_to_end(options, replace(config, seed=1), console)
+    assert [record.method for record in read_records(out)] == ["FOP"]
+    assert main([*words, "--seed", "1"]) == 0
+    assert trained == [0, 1]
+
+
+def test_two_sets_of_one_name_are_refused(own, tmp_path, capsys):
+    other = tmp_path / "elsewhere" / own.name
+    shutil.copytree(own, other)
+    assert main(["reproduce", "vision", "--data", str(own), str(other), "--quick", "--out", str(tmp_path / "out")]) == 2
+    assert f"2 data sets that are called {own.name}" in capsys.readouterr().err
 
 
 def test_the_recipe_of_a_set_is_read_for_frozen_features():

@@ -205,7 +205,7 @@ def test_graphs_that_changed_since_are_not_gone_on_with(tmp_path, capsys):
     write_own_set(tmp_path / "OWN", rings_and_stars(24, first=1))
     (tmp_path / "run" / "record.json").unlink()
     assert train(tmp_path / "run", "--data", own) == 2
-    assert "but of other graphs: OWN has changed since" in capsys.readouterr().err
+    assert "but of other data: OWN has changed since" in capsys.readouterr().err
     assert main(["evaluate", "graph", "--run", str(tmp_path / "run")]) == 2
     assert "OWN has changed since the run was trained" in capsys.readouterr().err
 

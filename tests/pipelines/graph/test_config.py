@@ -28,7 +28,7 @@ WITH_ETA = {"SOP+SigmE", "SOP+MaxExp", "SOP+SpecMaxExp", "SOP+SpecMaxExpF"}
         ({"eta": 0.5}, r"SOP\+SpecMaxExpF cannot be built from model\.eta=0\.5, model\.beta=0\.0: MaxExp .*got 0\.5"),
         (
             {"eta": 2.5},
-            r"SOP\+SpecMaxExpF cannot be built from model\.eta=2\.5.*a whole eta \(got 2\.5\)\. Take SOP\+SpecMaxExp,",
+            r"SOP\+SpecMaxExpF cannot be built from model\.eta=2\.5.*a whole eta \(got 2\.5\)\. Take",
         ),
         ({"method": "SOP+SpecMaxExp", "eta": 0.99}, r"SOP\+SpecMaxExp cannot be built from model\.eta=0\.99"),
         ({"method": "SOP+SigmE", "eta": 0.0}, r"SOP\+SigmE cannot be built from model\.eta=0\.0"),

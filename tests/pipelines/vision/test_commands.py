@@ -187,6 +187,35 @@ def test_predict_files_and_folders(trained, textures, tmp_path, capsys):
     assert "[oblique]" in printed
 
 
+def test_pictures_may_stand_before_and_after_the_options(trained, textures, tmp_path):
+    first, second = textures / "along" / "00.png", textures / "along" / "01.png"
+    answers = []
+    for number, words in enumerate(([first, second, "--run", trained], [first, "--run", trained, second])):
+        out = tmp_path / f"{number}.csv"
+        assert run("predict", "vision", *words, "--out", out) == 0
+        answers.append(out.read_text())
+    assert answers[0] == answers[1]
+    assert len(answers[0].splitlines()) == 3
+
+
+@pytest.mark.usefixtures("cache")
+def test_a_run_can_be_evaluated_from_another_folder(textures, tmp_path, monkeypatch):
+    monkeypatch.chdir(textures.parent)
+    assert train(tmp_path / "run", "--data", textures.name, "--pool.method", "FOP") == 0
+    monkeypatch.chdir(tmp_path)
+    assert run("evaluate", "vision", "--run", tmp_path / "run", "--workers", 0) == 0
+
+
+def test_other_pictures_are_evaluated_without_cutting_them(trained, textures, tmp_path, capsys):
+    (tmp_path / "few" / "along").mkdir(parents=True)
+    shutil.copy(textures / "along" / "00.png", tmp_path / "few" / "along")
+    words = ("evaluate", "vision", "--run", trained, "--out", tmp_path)
+    assert run(*words, "--data", tmp_path / "few") == 0
+    assert "on all pictures of few" in " ".join(capsys.readouterr().out.split())
+    assert run(*words, "--data", tmp_path / "few", "--split", "test") == 2
+    assert "few has no split 'test'" in capsys.readouterr().err
+
+
 def test_predict_skips_what_is_no_picture_if_asked_to(trained, textures, tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "300")
     (tmp_path / "bad.png").write_bytes(b"no picture")

@@ -68,7 +68,16 @@ NAN = float("nan")
         (VisionConfig, {"grid": GridConfig(pivots=[5, 1])}, "pool.pivots=1"),
         (
             VisionConfig,
-            {"mode": "end-to-end", "pool": PoolConfig(reduce_to=4), "training": FineTuningConfig(warm_start=True)},
+            {"mode": "end-to-end", "training": FineTuningConfig(warm_start=True)},
+            "training.warm_start needs training.validation train",
+        ),
+        (
+            VisionConfig,
+            {
+                "mode": "end-to-end",
+                "pool": PoolConfig(reduce_to=4),
+                "training": FineTuningConfig(warm_start=True, validation="train"),
+            },
             "training.warm_start needs pool.reduce_to null",
         ),
     ],
