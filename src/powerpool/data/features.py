@@ -44,6 +44,7 @@ class FeatureStore:
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     store = FeatureStore(folder, {"net": "a"}, count=3, shape=(2, 2), dtype="float32")
         ...     store.append(torch.ones(2, 2, 2))
+        ...     store.flush()
         ...     again = FeatureStore(folder, {"net": "a"}, count=3, shape=(2, 2), dtype="float32")
         ...     again.done
         2
