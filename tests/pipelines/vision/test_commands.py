@@ -242,6 +242,9 @@ def test_pictures_that_are_skipped_are_counted(cache, tmp_path, capsys):
     (own / bad).write_bytes(b"no picture")
     assert train(tmp_path / "run", "--data", own, "--pool.method", "FOP", "--corrupt", "skip") == 0
     assert f"1 pictures of train cannot be read and were skipped, the first is {bad}." in capsys.readouterr().err
+    recorded = RunRecord.read(tmp_path / "run" / "record.json").config["pictures"]
+    whole = load_images(own).splits
+    assert recorded == {name: len(split) - (name == "train") for name, split in whole.items()}
 
 
 # ---- the same folder again -------------------------------------------------------------------------------------------

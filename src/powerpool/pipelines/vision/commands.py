@@ -244,7 +244,12 @@ def _first_network(
 def _record(
     config: VisionConfig, images: ImageSet, model: TrainedModel, result: dict[str, Any], start: dict[str, Any]
 ) -> RunRecord:
-    facts = {"data": images.name, "data_digest": images.digest, "backbone_digest": model.backbone.digest()}
+    facts = {
+        "data": images.name,
+        "data_digest": images.digest,
+        "pictures": {name: len(split) for name, split in images.splits.items()},  # without those that were skipped
+        "backbone_digest": model.backbone.digest(),
+    }
     return RunRecord(
         pipeline="vision",
         data=images.name,
