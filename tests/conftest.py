@@ -1,6 +1,13 @@
 """Settings of all tests."""
 
+import signal
+
 from hypothesis import settings
+
+# A shell starts jobs in the background with interrupts ignored, and all that they start inherits that: tests that send
+# one would wait for ever.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # A failure must come back on the next run, and a slow machine is no failure; `make stress` draws anew each time.
 settings.register_profile("repeatable", derandomize=True, deadline=None)
