@@ -58,11 +58,13 @@ def test_a_missing_or_unknown_command_is_a_usage_error(arguments, capsys):
 @pytest.mark.parametrize("first", ["train", "evaluate", "predict", "reproduce"])
 def test_a_command_without_its_pipeline_says_which_there_are(first, capsys):
     assert main([first]) == 2
-    assert capsys.readouterr().err == f"powerpool {first}: error: which pipeline? Choose one of: graph, vision.\n"
+    said = f"powerpool {first}: error: which pipeline? Choose one of: graph, vision, fewshot.\n"
+    assert capsys.readouterr().err == said
     assert main([first, "--seed", "3"]) == 2
-    assert "which pipeline? Choose one of: graph, vision." in capsys.readouterr().err
+    assert "which pipeline? Choose one of: graph, vision, fewshot." in capsys.readouterr().err
     assert main([first, "grahp", "--seed", "3"]) == 2
-    assert "there is no pipeline 'grahp'. Did you mean graph? Choose one of: graph, vision." in capsys.readouterr().err
+    said = "there is no pipeline 'grahp'. Did you mean graph? Choose one of: graph, vision, fewshot."
+    assert said in capsys.readouterr().err
     assert main([first, "--help"]) == 0
     assert f"powerpool {first} graph  {COMMANDS[f'{first} graph'].help}" in capsys.readouterr().out
 

@@ -12,7 +12,7 @@ import pytest
 from powerpool.cli import COMMANDS, main
 
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = ("README.md", "CONTRIBUTING.md", "docs/graphs.md", "docs/images.md")
+DOCUMENTS = ("README.md", "CONTRIBUTING.md", "docs/graphs.md", "docs/images.md", "docs/fewshot.md")
 
 
 def test_every_path_in_the_documents_exists():
@@ -92,6 +92,19 @@ def test_the_commands_of_the_page_on_images_run_in_their_order(tmp_path, monkeyp
     assert (tmp_path / "digits.onnx").exists()
     assert (tmp_path / "runs/reproduce/vision-quick/report.html").exists()
     assert (tmp_path / "runs/digits/confusion.png").exists()
+
+
+def test_the_commands_of_the_page_on_few_shot_learning_run_in_their_order(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("POWERPOOL_DATA", raising=False)
+    monkeypatch.setenv("POWERPOOL_CACHE", str(tmp_path / "cache"))
+    for words in commands_of("docs/fewshot.md"):
+        if words[0] == "python":
+            subprocess.run([sys.executable, *words[1:]], check=True)
+        else:
+            assert main(words[1:]) == 0, words
+    assert (tmp_path / "runs/reproduce/fewshot-quick/report.html").exists()
+    assert (tmp_path / "runs/reproduce/fewshot-pretraining-quick/report.html").exists()
 
 
 def test_the_commands_of_the_page_on_graphs_run_in_their_order(tmp_path, monkeypatch):

@@ -206,3 +206,23 @@ def require_eps(eps: float) -> None:
     """Refuse a negative regulariser."""
     if not 0.0 <= eps < float("inf"):
         raise ArgumentError(f"eps must be >= 0 and finite (got {eps}); the paper uses 1e-6.")
+
+
+def require_at_least(least: float, group: str, **values: float) -> None:
+    """Refuse settings below a bound; ``group`` is what stands before their names and a full stop in a recipe.
+
+    Example:
+        >>> require_at_least(1, "training", epochs=0)
+        Traceback (most recent call last):
+        powerpool.checks.ArgumentError: training.epochs must be at least 1 (got 0).
+    """
+    for name, value in values.items():
+        if not value >= least:
+            raise ArgumentError(f"{group}{'.' if group else ''}{name} must be at least {least} (got {value}).")
+
+
+def require_above(bound: float, group: str, **values: float) -> None:
+    """Refuse settings that are not above a bound; see :func:`require_at_least`."""
+    for name, value in values.items():
+        if not value > bound:
+            raise ArgumentError(f"{group}{'.' if group else ''}{name} must be above {bound} (got {value}).")

@@ -22,6 +22,7 @@ from powerpool.options import asks_for_help, asks_for_recipe, help_text, parse
 
 PIPELINES = "train,graph,sweep,figures"
 VISION = "train,vision,sweep,figures,sklearn"
+FEWSHOT = "train,vision,sweep,figures,sklearn"
 
 
 @dataclass(frozen=True)
@@ -110,6 +111,27 @@ COMMANDS: dict[str, Command] = {
         help="validation accuracy against one setting, such as beta, alpha or eta: the paper's sensitivity plots",
         extras=VISION,
     ),
+    "train fewshot": Command(
+        target="powerpool.pipelines.fewshot.commands:train",
+        help="train a network that compares pictures of classes it has never seen, and keep it",
+        extras=FEWSHOT,
+    ),
+    "evaluate fewshot": Command(
+        target="powerpool.pipelines.fewshot.commands:evaluate",
+        help="the accuracy of a trained few-shot network in other episodes, or on other pictures",
+        extras=FEWSHOT,
+    ),
+    "predict fewshot": Command(
+        target="powerpool.pipelines.fewshot.commands:predict",
+        help="names for pictures, from a few examples of each class and without any training",
+        extras=FEWSHOT,
+        words="pictures",
+    ),
+    "reproduce fewshot": Command(
+        target="powerpool.experiments.fewshot:run",
+        help="every method in the same test episodes, as in the paper's tables of few-shot learning",
+        extras=FEWSHOT,
+    ),
     "report": Command(
         target="powerpool.experiments.report:run",
         help="the tables and plots of finished runs, beside the figures of the paper",
@@ -117,7 +139,13 @@ COMMANDS: dict[str, Command] = {
     ),
 }
 
-ARGUMENTS = {"download=True": "--download true", "root=": "--data_root", 'corrupt="skip"': "--corrupt skip"}
+ARGUMENTS = {
+    "download=True": "--download true",
+    "root=": "--data_root",
+    'corrupt="skip"': "--corrupt skip",
+    "another cut, ClassCut(train=..., validation=...)": "--train_classes, --validation_classes and --class_order",
+    "cut=": "--train_classes, --validation_classes and --class_order",
+}
 """Arguments of functions that errors advise, and the options that are the same."""
 PIPELINE_COMMANDS = {name.split()[0] for name in COMMANDS} - COMMANDS.keys()
 """First words that are no command without a second one, the pipeline."""

@@ -34,4 +34,4 @@ def test_maps_from_files_are_those_of_the_backbone(case: BenchCase) -> None:
 def test_runs_in_the_harness(case: BenchCase) -> None:
     record = run_case(case, Effort(repetitions=1, budget=0.1, warm_up=0))
     assert not record.error
-    assert [result.name for result in record.results] == [extraction.BARE, extraction.FOLDED, extraction.FILES]
+    assert [result.name for result in record.results] == [extraction.BARE, extraction.FOLDED, extraction.OURS]

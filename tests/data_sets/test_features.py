@@ -15,7 +15,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from powerpool.checks import ShapeError
+from powerpool.checks import DTypeError, ShapeError
 from powerpool.data.features import MAPS, STORE, FeatureStore, store_key
 from powerpool.records import RecordError
 
@@ -157,6 +157,18 @@ def test_halves_are_rounded_to_the_nearest(tmp_path):
     one = FeatureStore(tmp_path, {}, count=3, shape=())
     one.append(torch.tensor([1 + 2**-11 + 2**-20, 1.0, 1e-9]))
     assert one.maps.tolist() == [1 + 2**-10, 1.0, 0.0]
+
+
+def test_pixels_are_stored_as_they_are(tmp_path):
+    pixels = torch.arange(256, dtype=torch.uint8).view(4, 8, 8)
+    one = FeatureStore(tmp_path, {}, count=4, shape=(8, 8), dtype="uint8")
+    one.append(pixels)
+    one.flush()
+    assert (tmp_path / MAPS).read_bytes() == bytes(range(256))
+    assert torch.equal(FeatureStore(tmp_path, {}, count=4, shape=(8, 8), dtype="uint8").maps, pixels)
+    another = FeatureStore(tmp_path / "other", {}, count=4, shape=(8, 8), dtype="uint8")
+    with pytest.raises(DTypeError, match=r"A store of uint8 got items of torch.float32"):
+        another.append(pixels.float())
 
 
 def test_a_disk_that_is_too_small_shows_at_once(tmp_path, monkeypatch):

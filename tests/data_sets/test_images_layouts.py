@@ -181,6 +181,95 @@ def test_a_missing_picture_is_missing_data() -> None:
         arranged(CUB_FILES[1:], CUB_LISTS)
 
 
+# ---- CSV lists -------------------------------------------------------------------------------------------------------
+
+RAVI = {
+    "mini/train.csv": "filename,label\nn01a.jpg,n01\nn02b.jpg,n02\n",
+    "mini/val.csv": "\ufefffilename,label\r\nn03c.jpg,n03\r\n",
+    "mini/test.csv": "filename, label\n\n n04d.jpg , n04 ",
+}
+RAVI_FILES = [f"mini/images/{name}.jpg" for name in ("n01a", "n02b", "n03c", "n04d", "left_out")]
+
+
+def test_miniimagenet_with_the_lists_of_ravi() -> None:
+    assert arranged(RAVI_FILES, RAVI) == [
+        ("mini/images/n01a.jpg", "n01", "train"),
+        ("mini/images/n02b.jpg", "n02", "train"),
+        ("mini/images/n03c.jpg", "n03", "validation"),
+        ("mini/images/n04d.jpg", "n04", "test"),
+    ]
+    beside = [name.split("/")[-1] for name in RAVI_FILES]
+    assert [one.label for one in arranged(beside, {name[5:]: text for name, text in RAVI.items()})] == [
+        "n01",
+        "n02",
+        "n03",
+        "n04",
+    ]
+
+
+def test_tables_beside_folders_of_classes_do_not_count() -> None:
+    expected = arranged(["rose/a.png", "iris/a.png"])
+    assert arranged(["rose/a.png", "iris/a.png"], {"train.csv": "id;price\n1;2"}) == expected
+    assert arranged(["set/rose/a.png", "set/iris/a.png"], {"train.csv": "id"})[0].label == "iris"
+    found = arranged(["images/a.png", "rose/a.png"], {"train.csv": "id"})  # one class is called images
+    assert [one.label for one in found] == ["images", "rose"]
+
+
+def test_tables_in_capital_letters() -> None:
+    found = arranged(
+        ["a.png", "b.png"], {"Train.csv": "filename,label\na.png,n1", "TEST.CSV": "filename,label\nb.png,n2"}
+    )
+    assert found == [("a.png", "n1", "train"), ("b.png", "n2", "test")]
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("filename,label\nn01a.jpg,n01\nx.jpg,n01", r"set/mini/train.csv, line 3: there is no picture 'x.jpg' in set"),
+        ("filename,label\nn01a.jpg,n01\n\nn01a.jpg,n02", r"line 4: 'n01a.jpg' was in set/mini/train.csv, line 2"),
+        ("filename,label\nn03c.jpg,n01", r"val.csv, line 2: 'n03c.jpg' was in set/mini/train.csv, line 2"),
+        ("filename,label\nn01a.jpg", r"train.csv, line 2: needed are a picture and its class \(got 'n01a.jpg'"),
+        ("filename,label\nn01a.jpg,", "line 2: needed are a picture and its class"),
+        ("filename,label\nn01a.jpg,n01,x", "line 2: needed are a picture and its class"),
+        ("n01a.jpg,n01", r"train.csv, line 1: needed is filename,label \(got 'n01a.jpg,n01'\)"),
+        ("", r"train.csv, line 1: needed is filename,label \(got ''\)"),
+    ],
+)
+def test_damaged_tables(text: str, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        arranged(RAVI_FILES, RAVI | {"mini/train.csv": text})
+
+
+def test_a_table_that_cannot_be_read() -> None:
+    def read(name: str) -> bytes:
+        raise FileNotFoundError(2, "No such file")
+
+    with pytest.raises(MissingDataError, match=r"Cannot read set/mini/test.csv: No such file. Unpack a zip"):
+        arrange([*RAVI_FILES, "mini/test.csv"], read, "set")
+
+
+# ---- classes in folders of classes -----------------------------------------------------------------------------------
+
+
+def test_classes_in_folders_of_classes_where_they_are_allowed() -> None:
+    names = ["Greek/alpha/1.png", "Greek/beta/1.png", "Latin/alpha/1.png", "plain/1.png"]
+    found = arrange(names, lambda _: b"", "set", nested=True)
+    assert [labelled.label for labelled in found] == ["Greek/alpha", "Greek/beta", "Latin/alpha", "plain"]
+    found = arrange([f"{split}/Greek/{split}/1.png" for split in ("train", "test")], lambda _: b"", "set", nested=True)
+    assert [(labelled.label, labelled.split) for labelled in found] == [
+        ("Greek/test", "test"),
+        ("Greek/train", "train"),
+    ]
+    with pytest.raises(DataError, match=r"has the picture a.png, needed is class/picture"):
+        arrange([*names, "a.png"], lambda _: b"", "set", nested=True)
+    with pytest.raises(DataError, match="pictures in Greek and in Greek/alpha inside of it: one must be the class"):
+        arrange([*names, "Greek/1.png"], lambda _: b"", "set", nested=True)
+    with pytest.raises(DataError, match="pictures in Greek and in Greek/old/alpha inside of it"):
+        arrange(["Greek/1.png", "Greek/old/alpha/1.png"], lambda _: b"", "set", nested=True)
+    with pytest.raises(DataError, match=r"no pictures by their names: Greek/alpha/notes.txt"):
+        arrange([*names, "Greek/alpha/notes.txt"], lambda _: b"", "set", nested=True)
+
+
 # ---- real sets -------------------------------------------------------------------------------------------------------
 
 

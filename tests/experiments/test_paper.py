@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from powerpool.experiments.paper import Figure, figures, network, paper_figure, paper_network
+from powerpool.data.fewshot import EXHIBITIONS, OPEN_MIC_PAIRS
+from powerpool.experiments.paper import Figure, figures, network, paper_figure, paper_network, set_of_paper
 
 ORIGINAL = Path(__file__).parents[3] / "shared" / "paper" / "results.yaml"
 
@@ -96,6 +97,56 @@ def test_the_papers_networks_are_known_by_the_names_of_collections(backbone: str
     assert network(backbone) == expected
     assert paper_network("flower102", backbone) == expected or paper_network("flower102", backbone) == "resnet50"
     assert paper_network("mit67", backbone) == "resnet50"
+
+
+@pytest.mark.parametrize(
+    "data, method, protocol, size, figure",
+    [
+        ("miniimagenet", "RelationNet", "5-way-1-shot", 84, Figure(50.44, half=0.8)),
+        ("miniimagenet100", "SoSN(x+L)+SigmE", "5-way-5-shot", 84, Figure(70.94, half=0.6)),
+        ("miniimagenet", "SoSN(x+L)+Pretr+SC+SigmE", "5-way-1-shot", 224, Figure(60.51, half=0.5)),
+        ("miniimagenet", "RelationNet", "5-way-1-shot", 224, None),
+        ("miniimagenet", "RelationNet", "5-way-1-shot", None, None),
+        ("miniimagenet", "RelationNet", "20-way-1-shot", 84, None),
+        ("miniimagenet", "RelationNet", "5-way-10-shot", 84, None),
+        ("miniimagenet", "RelationNet", "frozen", 84, None),
+        ("flower102", "SoSN(x+L)+SigmE", "5-way-5-shot", 84, Figure(88.6, half=0.53)),
+        ("flower102", "SoSN(x)+SigmE", "5-way-1-shot", 84, Figure(77.62, half=0.88)),
+        ("flower102", "SoSN(x)+SigmE", "5-way-5-shot", 84, None),  # x and x+L are not the same with five
+        ("food101", "SoSN(x+L)+Pretr+SC+SpecMaxExpF", "5-way-1-shot", 224, Figure(45.21, half=0.62)),
+        ("open_mic-p1-to-p2", "RelationNet", "5-way-1-shot", 84, Figure(55.45)),
+        ("open_mic-p4-to-p3", "SoSN(x)", "20-way-1-shot", 84, Figure(45.31)),
+        ("open_mic-p1-to-p2", "SoSN(x)+SigmE", "20-way-1-shot", 224, Figure(53.84)),
+        ("open_mic-p1-to-p2", "SoSN(x)+SigmE", "90-way-1-shot", 84, None),
+        ("open_mic-p1-to-p2", "RelationNet", "5-way-5-shot", 84, None),
+        ("open_mic-p1-to-p2", "RelationNet", "5-way-1-shot", 28, None),
+        ("open_mic-p1-to-p2", "RelationNet", "5-way-1-shot", 224, None),
+        ("open_mic-p1-to-p2", "RelationNet", "5-way-1-shot", None, None),
+        ("open_mic-shn", "RelationNet", "5-way-1-shot", 84, None),  # the second protocol has no table
+        ("open_mic-shn", "SoSN(x)+SigmE", "20-way-1-shot", 224, None),
+        ("open_mic-p1-to-p2-mine", "RelationNet", "5-way-1-shot", 84, None),
+        ("open_mic", "RelationNet", "5-way-1-shot", 84, None),  # does not say which protocol
+        ("miniimagenet", "SoSN(x)+SigmE", "5-way-1-shot", 28, None),
+        ("miniimagenet_84", "RelationNet", "5-way-1-shot", 84, None),  # a key of the file, and no data set
+        ("flower102", "SoSN(x)+SigmE", "5-way-1-shot", 224, Figure(77.62, half=0.88)),
+        ("flower102", "SoSN(x)+SigmE", "5-way-1-shot", 28, None),
+        ("food101", "RelationNet", "5-way-1-shot", None, None),
+        ("miniimagenet", "RelationNet", "5-way-1-shot-transductive", 84, Figure(50.44, half=0.8)),
+        ("miniimagenet", "RelationNet", "5-way-1-shot-drawn", 84, None),
+        ("omniglot", "RelationNet", "5-way-1-shot", 28, None),
+    ],
+)
+def test_figures_of_episodes_are_found_by_protocol_and_size(
+    data: str, method: str, protocol: str, size: int | None, figure: Figure | None
+) -> None:
+    assert paper_figure("fewshot", data, method, protocol, size=size) == figure
+
+
+def test_every_pair_of_open_mic_and_no_exhibition_is_of_the_papers_table() -> None:
+    pairs = [f"open_mic-{pair.replace('->', '-to-')}" for pair in OPEN_MIC_PAIRS]
+    assert len(pairs) == 12
+    assert {set_of_paper(pair) for pair in pairs} == {"open_mic"}
+    assert {set_of_paper(f"open_mic-{exhibition}") for exhibition in EXHIBITIONS} == {None}
 
 
 def test_the_other_sections_are_there() -> None:

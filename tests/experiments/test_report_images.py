@@ -21,6 +21,7 @@ from powerpool.experiments.report import ReportOptions, record_path, write_repor
 from powerpool.experiments.tables import Group, order_findings, right_pictures
 from powerpool.pipelines.vision.methods import METHODS
 from powerpool.records import RecordError, RunRecord
+from powerpool.statistics import mcnemar
 from tests.experiments import runs
 from tests.experiments.test_report import HOSTILE, Page, rows
 
@@ -299,7 +300,7 @@ def test_several_runs_are_no_more_pictures(plain: Callable[..., str]) -> None:
     assert row["p"].replace("\\", "") == p_text(max(p_value(*pair) for pair in pairs))
     gap = math.fsum(sum(one) - sum(other) for one, other in pairs) / 2 * 100 / COUNT
     assert row["ours - FOP"] == f"{gap:+.2f} on 2 runs"
-    single = [tables.mcnemar(*pair).interval for pair in pairs]
+    single = [mcnemar(*pair).interval for pair in pairs]
     spans = min(low for low, _ in single), max(high for _, high in single)
     assert row["95 % interval of it"] == f"{spans[0]:+.2f} to {spans[1]:+.2f}"
     assert [row[name] for name in ("runs", "epochs to convergence", "validation")] == ["3", "9 to 11", "82.00"]

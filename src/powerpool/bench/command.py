@@ -25,8 +25,10 @@ from powerpool.records import RecordError, environment, make_folder
 if TYPE_CHECKING:
     from rich.console import Console
 
-SuiteName = Literal["all", "pools", "solvers", "curves", "training", "extraction"]
+SuiteName = Literal["all", "pools", "solvers", "curves", "training", "extraction", "episodes"]
 SUITES = typing.get_args(SuiteName)[1:]
+WHOLE_JOBS = ("training", "extraction", "episodes")
+"""Suites of what users wait for, on the CPU, with limits in times of their floor."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,7 @@ class BenchOptions:
     """Measure time and memory of poolings, solvers and curves, against competitors in the same run.
 
     Args:
-        suite: which suite: all, solvers, pools, curves, training or extraction; may be given as the first word
+        suite: all, solvers, pools, curves, training, extraction or episodes; may be given as the first word
         quick: few small cases and few repetitions: does everything run?
         out: folder of the records, SUITE.json, and of the plots
         threads: threads of torch
@@ -136,7 +138,7 @@ def run_suite(suite: str, options: BenchOptions, console: Console) -> BenchRecor
 def suite_cases(suite: str, quick: bool, device: str) -> list[BenchCase]:
     """The cases of a suite, in the order in which they run."""
     module: Any = importlib.import_module(f"powerpool.bench.{suite}")
-    if suite in ("training", "extraction"):
+    if suite in WHOLE_JOBS:
         if torch.device(device).type != "cpu":
             raise ArgumentError(f"The suite {suite!r} runs on the CPU only (got device {device!r}).")
         found: list[BenchCase] = module.cases(quick)
@@ -186,14 +188,9 @@ def _conclude(record: BenchRecord, complete: bool) -> None:
     if record.suite == "pools":
         record.fits = fits(record.cases)
         record.targets = outcomes(record.cases)
-    if record.suite == "training":
-        from powerpool.bench import training
-
-        record.targets = limits(record.cases, training.LIMITS, training.OURS)
-    if record.suite == "extraction":
-        from powerpool.bench import extraction
-
-        record.targets = limits(record.cases, extraction.LIMITS, extraction.FILES)
+    if record.suite in WHOLE_JOBS:
+        module: Any = importlib.import_module(f"powerpool.bench.{record.suite}")
+        record.targets = limits(record.cases, module.LIMITS, module.OURS)
     if record.suite == "solvers":
         from powerpool.bench.solvers import selection
 

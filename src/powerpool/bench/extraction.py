@@ -19,7 +19,7 @@ from powerpool.integrations.backbones import fold_batch_norm, load_backbone
 from powerpool.pipelines.vision.extraction import Frozen, stream_maps
 
 NETWORK = "efficientnet-lite0"
-BARE, FOLDED, FILES = "backbone alone, as it was loaded", "backbone alone, folded", "features from picture files"
+BARE, FOLDED, OURS = "backbone alone, as it was loaded", "backbone alone, folded", "features from picture files"
 LIMITS = {"12 crops a picture": 1.1, "1 crop a picture": 1.1}
 """Most time that features from files may take, in times of the backbone alone as it was loaded."""
 
@@ -61,7 +61,7 @@ def _case(name: str, crops: Crops, pictures: int) -> BenchCase:
             maps = torch.cat(list(stream_maps(dataset(), network(True), torch.get_num_threads())))
         return Answer(maps.flatten(0, 1))
 
-    contenders = [alone(False), alone(True), Contender(FILES, "powerpool", "maps", from_files)]
+    contenders = [alone(False), alone(True), Contender(OURS, "powerpool", "maps", from_files)]
     sizes = {"pictures": pictures, "crops": crops.count, "pixels": crops.size}
     return BenchCase("extraction", name, sizes, contenders, labels={"network": NETWORK})
 

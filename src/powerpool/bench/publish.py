@@ -63,6 +63,7 @@ def markdown(records: Sequence[BenchRecord]) -> str:
         "curves": [_curves],
         "training": [_targets, _training],
         "extraction": [_targets, _extraction],
+        "episodes": [_targets, _episodes],
     }
     lines = [
         "# Measured",
@@ -204,6 +205,10 @@ def _training(record: BenchRecord) -> list[str]:
 
 def _extraction(record: BenchRecord) -> list[str]:
     return _whole_jobs(record, "### Features of pictures, ms", "how")
+
+
+def _episodes(record: BenchRecord) -> list[str]:
+    return _whole_jobs(record, "### Episodes of few-shot learning, ms", "network")
 
 
 def _whole_jobs(record: BenchRecord, title: str, what: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""Files become tensors here: graphs, pictures, and the folds to train and test on. No model and no training.
+"""Files become tensors here: graphs, pictures, folds and episodes to train and test on. No model and no training.
 
 Example:
     >>> from powerpool.data import load_graphs, stratified_folds
@@ -11,8 +11,11 @@ Example:
 
 from __future__ import annotations
 
+from powerpool.data.banks import PictureBank, read_bank
 from powerpool.data.crops import Crops
+from powerpool.data.episodes import Episode, EpisodeError, Episodes
 from powerpool.data.errors import DataError, MissingDataError
+from powerpool.data.fewshot import ClassCut, FewShotSet, load_fewshot
 from powerpool.data.folds import Fold, stratified_folds
 from powerpool.data.graphs import GraphBatch, GraphSet, NodeFeatures, load_graphs
 from powerpool.data.images import (
@@ -27,8 +30,13 @@ from powerpool.data.images import (
 from powerpool.data.pictures import ImageError, Limits, read_image
 
 __all__ = [
+    "ClassCut",
     "Crops",
     "DataError",
+    "Episode",
+    "EpisodeError",
+    "Episodes",
+    "FewShotSet",
     "Fold",
     "GraphBatch",
     "GraphSet",
@@ -39,10 +47,13 @@ __all__ = [
     "Limits",
     "MissingDataError",
     "NodeFeatures",
+    "PictureBank",
     "Splits",
     "list_pictures",
+    "load_fewshot",
     "load_graphs",
     "load_images",
+    "read_bank",
     "read_image",
     "readable",
     "stratified_folds",

@@ -23,7 +23,7 @@ from powerpool.data.places import cache_folder, without_cache
 from powerpool.locks import LOCK, LockedError, locked
 from powerpool.records import RecordError, make_folder, read_json, write_json
 
-UNPACKED = (*SUFFIXES, ".txt")
+UNPACKED = (*SUFFIXES, ".txt", ".csv")
 """How the names of files end that are unpacked: pictures, and lists that say what they show."""
 SYSTEM = ("thumbs.db", "desktop.ini", "__macosx")
 """What systems leave in folders and archives, beside hidden files."""

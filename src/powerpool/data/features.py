@@ -17,11 +17,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from powerpool.checks import NotFiniteError, ShapeError
+from powerpool.checks import DTypeError, NotFiniteError, ShapeError
 from powerpool.records import RecordError, make_folder, read_json, write_json
 
 STORE, MAPS = "store.json", "maps.bin"
-DTYPES = {"float16": torch.float16, "float32": torch.float32}
+DTYPES = {"float16": torch.float16, "float32": torch.float32, "uint8": torch.uint8}
 
 
 def store_key(facts: Mapping[str, Any]) -> str:
@@ -37,7 +37,7 @@ class FeatureStore:
         facts: what the features depend on, as JSON can hold it.
         count: items in all.
         shape: of an item.
-        dtype: ``"float16"`` or ``"float32"``.
+        dtype: ``"float16"``, ``"float32"``, or ``"uint8"`` for pixels, which are never converted.
 
     Example:
         >>> import tempfile, torch
@@ -94,6 +94,8 @@ class FeatureStore:
             raise ShapeError(f"A store of items of shape {self.shape} got items of shape {tuple(items.shape[1:])}.")
         if self.done + len(items) > self.count:
             raise ShapeError(f"A store of {self.count} items has {self.done} and got {len(items)} more.")
+        if self.dtype == "uint8" and items.dtype != torch.uint8:
+            raise DTypeError(f"A store of uint8 got items of {items.dtype}: pixels are stored as they are.")
         rounded = items.to(DTYPES[self.dtype])
         if not torch.isfinite(rounded).all():
             beyond = "that are not finite" if not torch.isfinite(items).all() else f"beyond the range of {self.dtype}"
@@ -140,7 +142,7 @@ class FeatureStore:
             file.unlink(missing_ok=True)
             raise RecordError(
                 f"Cannot make {file} of {self.bytes / 1e9:.1f} GB: {error.strerror}. Choose another folder with "
-                "$POWERPOOL_CACHE, or fewer or smaller crops."
+                "$POWERPOOL_CACHE, or fewer or smaller crops or pictures."
             ) from error
         self.done = 0
 

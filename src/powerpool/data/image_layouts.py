@@ -23,6 +23,9 @@ PICTURES = ("", "images", "Images", "image")
 """Folders that the entries of a list are relative to: that of the set itself, or one inside."""
 LIST = re.compile(r"(?:meta/)?(train|test|val|validation)(?:images)?\.txt", re.IGNORECASE)
 """``TrainImages.txt`` of MIT67, ``meta/train.txt`` of Food-101: one picture per line, with or without its suffix."""
+CSV = re.compile(r"(train|test|val|validation)\.csv", re.IGNORECASE)
+"""``train.csv``, ``val.csv`` and ``test.csv`` of miniImageNet: lines ``filename,label``, and one folder of pictures."""
+CSV_HEADER = ("filename", "label")
 CUB = ("images.txt", "image_class_labels.txt", "train_test_split.txt", "classes.txt")
 """CUB-200-2011: lines of a number and a path, a class, a flag of training, or a name."""
 
@@ -35,13 +38,14 @@ class Labelled(NamedTuple):
     split: str | None
 
 
-def arrange(files: Iterable[str], read: Callable[[str], bytes], source: str) -> list[Labelled]:
+def arrange(files: Iterable[str], read: Callable[[str], bytes], source: str, *, nested: bool = False) -> list[Labelled]:
     """The class and split of every picture, in the order of the files' names.
 
     Args:
         files: all files of a set, relative to its folder, with ``/`` between folders.
         read: the content of a list.
         source: how errors call the set.
+        nested: whether classes may lie in folders of classes, as ``Greek/character01`` of Omniglot, and are called so.
     """
     base, names = _without_wrappers(sorted(files))
     pictures = [name for name in names if name.lower().endswith(SUFFIXES)]
@@ -55,8 +59,10 @@ def arrange(files: Iterable[str], read: Callable[[str], bytes], source: str) -> 
         found = _from_cub(pictures, lists)
     elif chosen := {name: SPLITS[match[1].lower()] for name in names if (match := LIST.fullmatch(name))}:
         found = _from_lists(pictures, chosen, lists)
+    elif tables := _csv_lists(pictures, names):
+        found = _from_csv(pictures, tables, lists)
     else:
-        found = _from_folders(pictures, source)
+        found = _from_folders(pictures, source, nested)
         _refuse_strays(found, names, source)
     return [labelled._replace(file=base + labelled.file) for labelled in sorted(found)]
 
@@ -77,22 +83,34 @@ def _without_wrappers(names: list[str]) -> tuple[str, list[str]]:
 # ---- folders ---------------------------------------------------------------------------------------------------------
 
 
-def _from_folders(pictures: list[str], source: str) -> list[Labelled]:
+def _from_folders(pictures: list[str], source: str, nested: bool) -> list[Labelled]:
     """``split/class/picture`` or ``class/picture``; below ``images``, if that holds folders and not pictures."""
     for folder in PICTURES[1:]:
         inside = [name[len(folder) + 1 :] for name in pictures if name.startswith(f"{folder}/")]
         if inside and all("/" in name for name in inside):  # beside them may lie masks, as in FMD
-            found = _from_folders(inside, source)
+            found = _from_folders(inside, source, nested)
             return [labelled._replace(file=f"{folder}/{labelled.file}") for labelled in found]
     splits = _split_folders(pictures, source)
     needed = "split/class/picture" if splits else "class/picture"
     found = []
     for name in pictures:
         parts = name.split("/")
-        if len(parts) != needed.count("/") + 1:
+        missing = needed.count("/") + 1 - len(parts)
+        if missing > 0 or (missing < 0 and not nested):
             raise DataError(f"{source} has the picture {name}, needed is {needed}.")
-        found.append(Labelled(name, parts[-2], splits[parts[0]] if splits else None))
+        label = "/".join(parts[1 if splits else 0 : -1])
+        found.append(Labelled(name, label, splits[parts[0]] if splits else None))
+    _refuse_classes_in_classes({labelled.label for labelled in found}, source)
     return found
+
+
+def _refuse_classes_in_classes(labels: set[str], source: str) -> None:
+    for label in sorted(labels):
+        above = label.rpartition("/")[0]
+        while above:
+            if above in labels:
+                raise DataError(f"{source} has pictures in {above} and in {label} inside of it: one must be the class.")
+            above = above.rpartition("/")[0]
 
 
 def _split_folders(pictures: list[str], source: str) -> dict[str, str]:
@@ -144,6 +162,10 @@ class Lists:
         """The lines of a list that are not empty, with their numbers."""
         try:
             text = self._read(self._base + name).decode("utf-8-sig")
+        except OSError as error:  # of a zip, no more than pictures and .txt is unpacked
+            raise MissingDataError(
+                f"Cannot read {self.source}/{self._base}{name}: {error.strerror}. Unpack a zip, and pass the folder."
+            ) from error
         except UnicodeDecodeError as error:
             raise DataError(f"{self.source}/{self._base}{name} is not text in UTF-8.") from error
         # By "\n" alone: splitlines() would also cut at characters that may stand in the name of a file.
@@ -161,6 +183,34 @@ class Lists:
                 raise DataError(f"{self.place(name, line)}: {number} was on line {found[number][0]} already.")
             found[number] = (line, value.strip())
         return found
+
+
+def _csv_lists(pictures: list[str], names: list[str]) -> dict[str, str]:
+    """The CSV lists, and the split of each, of pictures that lie in one folder; pictures in folders need none."""
+    if any(name.rpartition("/")[0] not in PICTURES for name in pictures):
+        return {}
+    return {name: SPLITS[match[1].lower()] for name in names if (match := CSV.fullmatch(name))}
+
+
+def _from_csv(pictures: list[str], chosen: dict[str, str], lists: Lists) -> list[Labelled]:
+    by_name = {name.rpartition("/")[2]: name for name in pictures}
+    found: dict[str, tuple[str, Labelled]] = {}
+    for name, split in chosen.items():
+        rows = [(line, tuple(cell.strip() for cell in text.split(","))) for line, text in lists.lines(name)]
+        if not rows or rows[0][1] != CSV_HEADER:
+            first = ",".join(rows[0][1])[:60] if rows else ""
+            raise DataError(f"{lists.place(name, 1)}: needed is {','.join(CSV_HEADER)} (got {first!r}).")
+        for line, cells in rows[1:]:
+            place = lists.place(name, line)
+            if len(cells) != 2 or not all(cells):
+                raise DataError(f"{place}: needed are a picture and its class (got {','.join(cells)[:60]!r}).")
+            entry, label = cells
+            if entry not in by_name:
+                raise MissingDataError(f"{place}: there is no picture {entry[:200]!r} in {lists.source}.")
+            if entry in found:
+                raise DataError(f"{place}: {entry[:200]!r} was in {found[entry][0]} already.")
+            found[entry] = (place, Labelled(by_name[entry], label, split))
+    return [labelled for _, labelled in found.values()]
 
 
 def _from_lists(pictures: list[str], chosen: dict[str, str], lists: Lists) -> list[Labelled]:

@@ -16,6 +16,7 @@ from powerpool.configs import did_you_mean
 from powerpool.data.archives import CHUNK, content_hash, passed_over
 from powerpool.data.digits import DIGITS, digits_folder
 from powerpool.data.errors import DataError, MissingDataError
+from powerpool.data.glyphs import GLYPHS, glyphs_folder
 from powerpool.data.image_hub import HUB, is_cached
 from powerpool.data.image_layouts import some
 from powerpool.data.pictures import ImageError
@@ -57,8 +58,17 @@ KNOWN = {
         "bentrevett/caltech-ucsd-birds-200-2011",
         folders=("CUB_200_2011",),
     ),
+    "miniimagenet": Known(
+        "<split>/<wnid>/<picture>, or images/<picture> with train.csv, val.csv and test.csv",
+        folders=("miniImageNet", "mini-imagenet"),
+    ),
+    "omniglot": Known("<alphabet>/<character>/<picture>", folders=("omniglot28",)),
+    "open_mic": Known("<exhibition>/<source or target>/<class>/<picture>", folders=("open-mic", "OpenMIC")),
 }
-"""The sets of the paper. The copy of MIT67 on the hub is not split as in the literature, and not used."""
+"""The sets of the paper, and Omniglot. The copy of MIT67 on the hub is not split as in the literature, and not used."""
+
+MADE = {DIGITS: digits_folder, GLYPHS: glyphs_folder}
+"""Sets that are made on this machine, without a network."""
 
 PACKED = (".tar", ".tgz", ".gz")
 """Archives that are not read."""
@@ -89,8 +99,8 @@ def locate(data: str | Path, root: str | Path | None, download: bool) -> Place:
     found = find(text, root)
     if found is not None:
         return Place(text, found, known=KNOWN.get(text))
-    if text == DIGITS:
-        return Place(text, digits_folder())
+    if text in MADE:
+        return Place(text, MADE[text]())
     if text in KNOWN:
         return _from_hub(text, root, download)
     if path.exists():
@@ -100,14 +110,18 @@ def locate(data: str | Path, root: str | Path | None, download: bool) -> Place:
 
 def find(name: str, root: str | Path | None) -> Path | None:
     """The folder or zip of a named set below the data folders; None where there is none."""
-    names = (name, *(KNOWN[name].folders if name in KNOWN else ()))
     for folder in data_folders(root, "images"):
-        for own in names:
+        for own in names_of(name):
             if (folder / own).is_dir():
                 return folder / own
             if (folder / f"{own}.zip").is_file():
                 return folder / f"{own}.zip"
     return None
+
+
+def names_of(name: str) -> tuple[str, ...]:
+    """What the folder or zip of a named set may be called."""
+    return (name, *(KNOWN[name].folders if name in KNOWN else ()))
 
 
 def _at(path: Path) -> Place:
@@ -135,11 +149,11 @@ def _from_hub(name: str, root: str | Path | None, download: bool) -> Place:
 
 def _unknown(name: str, root: str | Path | None) -> str:
     here = sorted({entry for folder in data_folders(root, "images") for entry in _sets_in(folder)})
-    known = [*here, *(name for name in (*KNOWN, DIGITS) if name not in here)]
+    known = [*here, *(name for name in (*KNOWN, *MADE) if name not in here)]
     listed = f"In the data folder are {some(here, 20)}. " if here else ""
     return (
         f"Unknown set of pictures {name!r}.{did_you_mean(name, known)} {listed}Known by name are "
-        f"{', '.join((*KNOWN, DIGITS))}; or pass the path of a folder or zip of class folders, or hf:owner/name."
+        f"{', '.join((*KNOWN, *MADE))}; or pass the path of a folder or zip of class folders, or hf:owner/name."
     )
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from powerpool.experiments.tables import Group, Row
-from powerpool.records import RunRecord, atomic
+from powerpool.records import RecordError, RunRecord, atomic
 from powerpool.statistics import summarize
 
 if TYPE_CHECKING:
@@ -32,6 +32,10 @@ CURVES = {
     "retrain_loss": "training loss, once more with validation",
 }
 """Curves that are drawn first, and what they are called; others follow under their own names."""
+LEGEND = 90
+"""Letters for which there is room beside the other entry of a legend."""
+STEPS = "episode"
+"""A curve that says where the points of the others are; without it they are one epoch apart."""
 
 
 def draw_values(group: Group, path: Path) -> None:
@@ -59,25 +63,30 @@ def draw_values(group: Group, path: Path) -> None:
         axes.set_xlabel(_plain(group.metric))
         axes.set_title(_plain(group.title))
         axes.grid(axis="x", alpha=0.3)
-        figure.legend(loc="outside lower center", ncols=2, fontsize="small")
+        ncols = 2 if len(_paper(group)) <= LEGEND else 1
+        figure.legend(loc="outside lower center", ncols=ncols, fontsize="small")
 
     _save(draw, path, (8, 1.6 + 0.35 * len(group.rows)))
 
 
 def draw_curves(group: Group, path: Path) -> bool:
-    """The curves of every method against epochs, mean and standard deviation over folds; False where there are none."""
+    """The curves of every method against epochs or episodes; False where there are none.
+
+    They are the mean over folds, with a band of one standard deviation.
+    """
     records = [row.record for row in group.rows]
     names = {name for record in records for fold in record.folds for name in _curves(fold)}
     if not names:
         return False
     ordered = [*(name for name in CURVES if name in names), *sorted(names - CURVES.keys())]
+    step = "training episode" if any(_steps(fold) for record in records for fold in record.folds) else "epoch"
 
     def draw(figure: Figure) -> None:
         panels = figure.subplots(1, len(ordered), squeeze=False)[0]
         for axes, name in zip(panels, ordered, strict=True):
             for number, record in enumerate(records):
                 _draw_curve(axes, record, name, number)
-            axes.set(xlabel="epoch", title=_plain(CURVES.get(name, name)))
+            axes.set(xlabel=step, title=_plain(CURVES.get(name, name)))
             axes.grid(alpha=0.3)
         # All methods have the same colour in every panel; one that is in no first panel is still in the legend.
         handles = {line.get_label(): line for axes in panels for line in axes.get_lines()}
@@ -114,18 +123,21 @@ def draw_sweep(rows: Sequence[Mapping[str, float]], setting: str, title: str, pa
 
 
 def mean_curve(record: RunRecord, name: str) -> list[tuple[int, float, float]]:
-    """Epoch, mean and standard deviation over the folds that reached the epoch; epochs that no fold knows are left out.
+    """Step, mean and standard deviation over the folds that reached it; steps that no fold knows are left out.
 
-    One fold alone has no deviation: it is 0 here, a band without width.
+    A step is an epoch, or a training episode where the curves say so. One fold alone has no deviation: it is 0 here, a
+    band without width.
     """
-    curves = [_curves(fold).get(name, ()) for fold in record.folds]
-    points = []
-    for epoch in range(max(map(len, curves))):
-        values = [value for curve in curves for value in curve[epoch : epoch + 1] if value is not None]
-        if values:
-            summary = summarize(values)
-            points.append((epoch + 1, summary.mean, summary.std or 0.0))
-    return points
+    values: dict[int, list[float]] = {}
+    for fold in record.folds:
+        curve = _curves(fold).get(name)
+        if curve is None:
+            continue
+        for step, value in zip(_steps(fold) or range(1, len(curve) + 1), curve, strict=True):
+            if value is not None:
+                values.setdefault(step, []).append(value)
+    summaries = ((step, summarize(values[step])) for step in sorted(values))
+    return [(step, summary.mean, summary.std or 0.0) for step, summary in summaries]
 
 
 def _bar(row: Row) -> tuple[float, float]:
@@ -136,10 +148,8 @@ def _bar(row: Row) -> tuple[float, float]:
 
 
 def _paper(group: Group) -> str:
-    """What the paper's markers are called: with their network where it is not ours."""
-    if group.paper_network is None or group.has_paper_network:
-        return "paper"
-    return f"paper, for {group.paper_network}"
+    """What the paper's markers are called: with their network or training where it is not ours."""
+    return "paper" if group.paper_for is None else f"paper, for {group.paper_for}"
 
 
 def _draw_curve(axes: Axes, record: RunRecord, name: str, number: int) -> None:
@@ -157,7 +167,19 @@ def _draw_curve(axes: Axes, record: RunRecord, name: str, number: int) -> None:
 def _curves(fold: dict[str, Any]) -> dict[str, Sequence[float | None]]:
     """The curves that have a point: retraining has none of validation."""
     curves = fold.get("curves")
-    return {name: curve for name, curve in curves.items() if curve} if isinstance(curves, dict) else {}
+    if not isinstance(curves, dict):
+        return {}
+    steps, found = _steps(fold), {name: curve for name, curve in curves.items() if curve and name != STEPS}
+    for name, curve in found.items():
+        if steps and len(curve) != len(steps):
+            raise RecordError(f"The curve {name} must have a point for each {STEPS} (got {len(curve)}, {len(steps)}).")
+    return found
+
+
+def _steps(fold: dict[str, Any]) -> Sequence[int]:
+    """Where the points of the curves are; nothing where they are one epoch apart."""
+    curves = fold.get("curves")
+    return curves.get(STEPS, ()) if isinstance(curves, dict) else ()
 
 
 def _save(draw: Callable[[Figure], None], path: Path, size: tuple[float, float]) -> None:

@@ -19,10 +19,11 @@ from powerpool.records import RecordError, RunRecord, make_folder, read_json, wr
 BASELINE = "GIN0"
 """That of graph classification."""
 FIRST = ("validation-only", "frozen")
-"""The first protocol of each pipeline, which the names of its files do not say."""
+"""The first protocols of graphs and images, which the names of their files do not say."""
 PIPELINES = {
     "graph": ("powerpool.pipelines.graph.methods", BASELINE),
     "vision": ("powerpool.pipelines.vision.methods", "FOP"),
+    "fewshot": ("powerpool.pipelines.fewshot.methods", "RelationNet"),
 }
 """For each pipeline the module whose ``METHODS`` are in the order of the tables, and what they are tested against."""
 MAKE = " or ".join(f"`powerpool reproduce {pipeline}`" for pipeline in PIPELINES)
@@ -165,11 +166,9 @@ def _by_pipeline(records: Sequence[RunRecord]) -> dict[str, list[RunRecord]]:
 
 
 def _overview(groups: Sequence[Group]) -> Iterator[Block]:
-    """What a value, an interval and p are, for folds and for a test split, and how many rows are below others."""
-    folds, splits = ([group for group in groups if group.is_split is kind] for kind in (False, True))
-    values = [FOLD_VALUES] if folds else []
-    if splits:
-        values.append(f"{'Where there is one test split, a' if folds else 'A'} {SPLIT_VALUES}")
+    """What a value, an interval and p are, for each kind of test that there is, and how many rows are below others."""
+    kinds = [kind for kind in tables.KINDS if any(group.kind is kind for group in groups)]
+    values = [_sentence("a value is", kind.value_where, kind.value_text, kind is kinds[0]) for kind in kinds]
     yield Text(
         f"Written by powerpool report from records of runs; do not edit. {' '.join(values)} The figures of the paper "
         "are those it prints."
@@ -177,55 +176,19 @@ def _overview(groups: Sequence[Group]) -> Iterator[Block]:
     several = len({group.pipeline for group in groups}) > 1
     for pipeline in sorted({group.pipeline for group in groups}):
         of = f" of {pipeline}" if several else ""
-        for kind, members in ((_count_folds, folds), (_count_splits, splits)):
-            found = [group for group in members if group.pipeline == pipeline]
+        for kind in kinds:
+            found = [group for group in groups if group.pipeline == pipeline and group.kind is kind]
             if found:
-                yield Text(f"{kind(found, of)} {_count_below(found)}")
-    if folds:
-        yield Text(FOLD_P)
-    if splits:
-        yield Text(f"{'On one test split, p' if folds else 'p'} {SPLIT_P}")
+                yield Text(f"{kind.count_paper(found, of)} {_count_below(found)}")
+    for kind in kinds:
+        yield Text(_sentence("p is", kind.p_where, kind.p_text, kind is kinds[0]))
 
 
-FOLD_VALUES = (
-    "A value is what one fold gave on its test part; ± is the standard deviation over folds, and the interval is that "
-    "of the mean, by Student's t. It takes folds for independent, and is somewhat too narrow, because their training "
-    "sets overlap."
-)
-SPLIT_VALUES = (
-    "value is the share of test pictures whose class is named right, for top-5 among the best five guesses, and the "
-    "interval is Wilson's. It speaks of other pictures of the same kind, and not of other seeds of training."
-)
-FOLD_P = (
-    "p is that of a paired, two-sided t-test over the same folds; it is too small, because training sets of folds "
-    "overlap. The corrected p takes that into account (Nadeau and Bengio, 2003). Neither is corrected for the "
-    "number of rows: of twenty without any difference, one is expected below 0.05."
-)
-SPLIT_P = (
-    "is that of McNemar's exact, two-sided test: among the pictures that only one of two methods names right, how "
-    "likely so uneven a share is by chance alone. The interval of the difference is that of Bonett and Price (2012). "
-    "Both are about these trained models on other pictures; another seed may differ by more. They are not corrected "
-    "for the number of rows: of twenty without any difference, one is expected below 0.05."
-)
-
-
-def _count_folds(groups: Sequence[Group], of: str) -> str:
-    rows = [row for group in groups for row in group.rows]
-    known = sum(row.is_within is not None for row in rows)
-    outside = [row for group in groups for row in group.outside_paper]
-    under = sum(row.to_paper is not None and row.to_paper < 0 for row in outside)
-    return (
-        f"Of {len(rows)} rows{of}, {known} have a figure in the paper: {known - len(outside)} are within one of "
-        f"its standard deviations, {under} further below and {len(outside) - under} further above."
-    )
-
-
-def _count_splits(groups: Sequence[Group], of: str) -> str:
-    rows = [row for group in groups for row in group.rows]
-    known, under = sum(row.paper is not None for row in rows), sum(len(group.below_paper) for group in groups)
-    other = sum(row.paper is not None for group in groups if not group.has_paper_network for row in group.rows)
-    networks = f", of which {other} are for another network or another training than ours" if other else ""
-    return f"Of {len(rows)} rows{of}, {known} have a figure in the paper{networks}: {under} are below it."
+def _sentence(start: str, place: str, end: str, is_first: bool) -> str:
+    """What is said of a kind; where it is not the first, with the place where it holds."""
+    if not is_first:
+        return f"{place}, {start} {end}"
+    return f"{start if start.startswith('p ') else start.capitalize()} {end}"
 
 
 def _count_below(groups: Sequence[Group]) -> str:

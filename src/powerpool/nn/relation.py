@@ -74,10 +74,25 @@ class RelationDescriptor(nn.Module):
             )
         if support.shape[-3] == 0:
             raise ShapeError(f"RelationDescriptor needs J >= 1 support sets (got shape {tuple(support.shape)}).")
+        first, second = self.support_matrix(support, coordinates), self.query_matrix(query, coordinates)
+        return torch.stack(torch.broadcast_tensors(first, second), dim=-3)
+
+    def support_matrix(
+        self,
+        support: Tensor,  # shape: (*, J, K, N)
+        coordinates: Tensor | None = None,  # shape: (2Z, N)
+    ) -> Tensor:  # shape: (*, K', K')
+        """The first channel alone, for those who compare it with many queries."""
         # Half precision is cast up once, before means are taken, and back once.
-        first = self._support(at_least_float32(support), coordinates)
-        second = self._pool(at_least_float32(query), coordinates)
-        return torch.stack(torch.broadcast_tensors(first, second), dim=-3).to(query.dtype)
+        return self._support(at_least_float32(support), coordinates).to(support.dtype)
+
+    def query_matrix(
+        self,
+        query: Tensor,  # shape: (*, K, N)
+        coordinates: Tensor | None = None,  # shape: (2Z, N)
+    ) -> Tensor:  # shape: (*, K', K')
+        """The second channel alone."""
+        return self._pool(at_least_float32(query), coordinates).to(query.dtype)
 
     def _support(self, support: Tensor, coordinates: Tensor | None) -> Tensor:
         if self.variant == "outer":

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from powerpool.checks import ArgumentError
-from powerpool.configs import read_recipe, to_yaml
+from powerpool.configs import RecipeError, read_recipe, to_yaml
 from powerpool.records import RecordError, read_json, write_json, write_text
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def open_run(
         folder: the run folder; the caller has locked it.
         wanted: the configuration of the run, a dataclass.
         data: name and digest of the data.
-        pipeline: "graph" or "vision", for what is said.
+        pipeline: "graph", "vision" or "fewshot", for what is said.
         made: what a run leaves in the folder, beside model, record and evaluation; ``overwrite`` deletes it.
         overwrite: start anew where the folder holds another run, instead of refusing.
         console: where it is said that a run goes on.
@@ -45,7 +45,7 @@ def open_run(
         for old in (folder / MODEL, folder / RECORD, folder / EVALUATION, *made):
             old.unlink(missing_ok=True)
     elif file.exists():
-        if read_recipe(file, type(wanted)) != wanted:
+        if _settings(file, type(wanted)) != wanted:
             raise RecordError(
                 f"{folder} holds a run with other settings (see {file}). Choose another --out, or start anew there "
                 "with --overwrite."
@@ -63,6 +63,14 @@ def open_run(
         console.print(f"Going on with the run in {folder}.", markup=False, highlight=False, soft_wrap=True)
     write_json(folder / DATA, {"name": name, "digest": digest})
     write_text(file, to_yaml(wanted))
+
+
+def _settings(file: Path, config_type: type[Any]) -> Any:
+    """The settings of a run; None where they are those of another kind of run."""
+    try:
+        return read_recipe(file, config_type)
+    except RecipeError:
+        return None
 
 
 def is_of(folder: str | Path, digest: str) -> bool:

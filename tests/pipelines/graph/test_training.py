@@ -225,5 +225,5 @@ def test_statistics_are_recomputed_from_mixed_parts_of_equal_size(graphs):
 def test_a_device_that_is_not_there_is_refused(graphs, device):
     if device == "cuda" and torch.cuda.is_available():
         pytest.skip("this machine has CUDA")
-    with pytest.raises(ArgumentError, match=f"training.device '{device}' cannot be used on this machine"):
+    with pytest.raises(ArgumentError, match=f"The device '{device}' cannot be used on this machine"):
         make(graphs, device=device)

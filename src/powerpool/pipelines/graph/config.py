@@ -7,9 +7,8 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Literal, get_args
 
-import torch
-
-from powerpool.checks import ArgumentError, PowerPoolError, require_choice
+from powerpool.checks import ArgumentError, PowerPoolError, require_at_least, require_choice
+from powerpool.pipelines.devices import require_device_name
 from powerpool.pipelines.graph.methods import METHODS
 
 Features = Literal["auto", "labels", "degree", "constant"]
@@ -50,9 +49,9 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         require_choice(self.method, tuple(METHODS), "model.method")
-        _require_at_least(1, "model", hidden=self.hidden, layers=self.layers, iterations=self.iterations)
+        require_at_least(1, "model", hidden=self.hidden, layers=self.layers, iterations=self.iterations)
         if self.neighbours is not None:
-            _require_at_least(1, "model", neighbours=self.neighbours)
+            require_at_least(1, "model", neighbours=self.neighbours)
         if not 0 <= self.beta <= 1:
             raise ArgumentError(f"model.beta must be at least 0 and at most 1 (got {self.beta}).")
         if not 0 <= self.dropout < 1:
@@ -97,21 +96,16 @@ class TrainingConfig:
     device: str = "cpu"
 
     def __post_init__(self) -> None:
-        _require_at_least(1, "training", epochs=self.epochs, decay_every=self.decay_every)
+        require_at_least(1, "training", epochs=self.epochs, decay_every=self.decay_every)
         # A batch of one graph with one node has no variance.
-        _require_at_least(2, "training", batch_size=self.batch_size)
-        _require_at_least(0, "training", weight_decay=self.weight_decay)
+        require_at_least(2, "training", batch_size=self.batch_size)
+        require_at_least(0, "training", weight_decay=self.weight_decay)
         if not self.learning_rate > 0:
             raise ArgumentError(f"training.learning_rate must be above 0 (got {self.learning_rate}).")
         if not 0 < self.decay_factor <= 1:
             raise ArgumentError(f"training.decay_factor must be above 0 and at most 1 (got {self.decay_factor}).")
         require_choice(self.batch_norm, get_args(BatchNorm), "training.batch_norm")
-        try:
-            torch.device(self.device)
-        except RuntimeError as error:
-            raise ArgumentError(
-                f"training.device must be a device of torch, such as cpu or cuda:0 (got {self.device!r})."
-            ) from error
+        require_device_name(self.device)
 
 
 @dataclass(frozen=True)
@@ -163,8 +157,8 @@ class GraphConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        _require_at_least(1, "", degree_cap=self.degree_cap)
-        _require_at_least(3, "", folds=self.folds)
+        require_at_least(1, "", degree_cap=self.degree_cap)
+        require_at_least(3, "", folds=self.folds)
         if not 0 <= self.seed < 2**31:
             raise ArgumentError(f"seed must be at least 0 and below 2**31 (got {self.seed}).")
         list(self.points())  # a value of the grid that no model can have shows here, not after an hour
@@ -179,9 +173,3 @@ class GraphConfig:
 def grid_names(method: str) -> tuple[str, ...]:
     """What can be chosen for a method: eta only where it has one."""
     return ("hidden", "layers", "eta") if "eta" in METHODS[method].parameters else ("hidden", "layers")
-
-
-def _require_at_least(least: float, group: str, **values: float) -> None:
-    for name, value in values.items():
-        if not value >= least:
-            raise ArgumentError(f"{group}{'.' if group else ''}{name} must be at least {least} (got {value}).")

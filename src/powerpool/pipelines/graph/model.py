@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from powerpool.data import GraphBatch
+from powerpool.pipelines.batch_norm import settling
 from powerpool.pipelines.graph.config import ModelConfig
 from powerpool.pipelines.graph.methods import METHODS
 
@@ -87,18 +88,9 @@ def settle_batch_norm(model: GraphClassifier, batches: Iterable[GraphBatch]) -> 
     The running ones are a mean over the last ten steps or so. In a small data set these are several epochs, in which a
     rate of 0.01 has moved the weights far.
     """
-    layers = [layer for layer in model.modules() if isinstance(layer, nn.BatchNorm1d)]
-    momenta = [layer.momentum for layer in layers]
-    model.eval()  # all neighbours
-    for layer in layers:
-        layer.reset_running_stats()
-        layer.momentum = None  # the mean over all batches since then
-        layer.train()
-    for batch in batches:
-        model.nodes(batch)
-    for layer, momentum in zip(layers, momenta, strict=True):
-        layer.momentum = momentum
-    model.eval()
+    with settling(model):
+        for batch in batches:
+            model.nodes(batch)
 
 
 def make_readout(config: ModelConfig) -> Aggregation:

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from powerpool.checks import ArgumentError
 from powerpool.data import GraphBatch, GraphSet
+from powerpool.pipelines.devices import require_device
 from powerpool.pipelines.graph.config import ModelConfig, TrainingConfig
 from powerpool.pipelines.graph.model import GraphClassifier, settle_batch_norm
 
@@ -78,7 +78,7 @@ class Training:
         validation: Tensor | None = None,  # shape: (validation,)
         seed: int = 0,
     ) -> None:
-        self.config, self.graphs, self.train = config, graphs.to(_require_device(config.device)), train
+        self.config, self.graphs, self.train = config, graphs.to(require_device(config.device)), train
         self.validation = None if validation is None else batches(self.graphs, validation, config.batch_size)
         self.order = torch.Generator().manual_seed(seed)
         # Files are often sorted by class: parts of equal size at random, as the batches of training are.
@@ -202,18 +202,6 @@ def score(model: nn.Module, parts: list[GraphBatch]) -> Score:
     scores, targets = logits(model, parts), torch.cat([part.y for part in parts])
     correct = int((scores.argmax(-1) == targets).sum())
     return Score(float(nn.functional.cross_entropy(scores, targets)), 100 * correct / len(targets))
-
-
-def _require_device(device: str) -> str:
-    """Refuse a device that torch knows, but this machine has not."""
-    try:
-        torch.empty(1, device=device).item()
-    except (AssertionError, RuntimeError, NotImplementedError) as error:
-        reason = (str(error).splitlines() or [""])[0].rstrip(".")
-        raise ArgumentError(
-            f"training.device {device!r} cannot be used on this machine: {reason}. Take cpu, or a device that is there."
-        ) from error
-    return device
 
 
 def _random_state(device: str) -> list[Tensor]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields, replace
 from itertools import product
 from typing import Any, Literal
 
-from powerpool.checks import ArgumentError, PowerPoolError, require_choice
+from powerpool.checks import ArgumentError, PowerPoolError, require_above, require_at_least, require_choice
 from powerpool.coordinates import spatial_coordinates
 from powerpool.data import Crops
 from powerpool.data.images import Corrupt
@@ -61,7 +61,7 @@ class PoolConfig:
         if not 0 <= self.beta <= 1:
             raise ArgumentError(f"pool.beta must be at least 0 and at most 1 (got {self.beta}).")
         if self.reduce_to is not None:
-            _require_at_least(1, "pool", reduce_to=self.reduce_to)
+            require_at_least(1, "pool", reduce_to=self.reduce_to)
         method = METHODS[self.method]
         try:  # the curve knows what its parameter may be
             method.make_curve(self)
@@ -96,9 +96,9 @@ class HeadConfig:
     scale: float = 30.0
 
     def __post_init__(self) -> None:
-        _require_at_least(1, "head", epochs=self.epochs, batch_size=self.batch_size)
-        _require_above(0, "head", learning_rate=self.learning_rate, scale=self.scale)
-        for name, bound in (("ridge_penalty", _require_above), ("softmax_penalty", _require_at_least)):
+        require_at_least(1, "head", epochs=self.epochs, batch_size=self.batch_size)
+        require_above(0, "head", learning_rate=self.learning_rate, scale=self.scale)
+        for name, bound in (("ridge_penalty", require_above), ("softmax_penalty", require_at_least)):
             values = getattr(self, name)
             if not values or len(set(values)) != len(values):
                 raise ArgumentError(f"head.{name} must name at least one value, and each once (got {values}).")
@@ -158,7 +158,7 @@ class FineTuningConfig:
     logger: Literal["csv", "tensorboard"] = "csv"
 
     def __post_init__(self) -> None:
-        _require_at_least(
+        require_at_least(
             1,
             "training",
             epochs=self.epochs,
@@ -168,8 +168,8 @@ class FineTuningConfig:
             devices=self.devices,
             nodes=self.nodes,
         )
-        _require_at_least(0, "training", weight_decay=self.weight_decay, jitter=self.jitter)
-        _require_above(0, "training", learning_rate=self.learning_rate, head_learning_rate=self.head_learning_rate)
+        require_at_least(0, "training", weight_decay=self.weight_decay, jitter=self.jitter)
+        require_above(0, "training", learning_rate=self.learning_rate, head_learning_rate=self.head_learning_rate)
         for name in ("decay_factor", "smallest_crop"):
             if not 0 < getattr(self, name) <= 1:
                 raise ArgumentError(f"training.{name} must be above 0 and at most 1 (got {getattr(self, name)}).")
@@ -279,15 +279,3 @@ def grid_names(method: str) -> tuple[str, ...]:
 def chosen_values(pool: PoolConfig) -> dict[str, Any]:
     """The settings that a pool depends on, by name."""
     return {name: getattr(pool, name) for name in grid_names(pool.method)}
-
-
-def _require_at_least(least: float, group: str, **values: float) -> None:
-    for name, value in values.items():
-        if not value >= least:
-            raise ArgumentError(f"{group}.{name} must be at least {least} (got {value}).")
-
-
-def _require_above(bound: float, group: str, **values: float) -> None:
-    for name, value in values.items():
-        if not value > bound:
-            raise ArgumentError(f"{group}.{name} must be above {bound} (got {value}).")

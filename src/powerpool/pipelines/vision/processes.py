@@ -7,7 +7,6 @@ import logging
 import multiprocessing
 import os
 import pickle
-import signal
 import socket
 import sys
 import threading
@@ -20,6 +19,7 @@ from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedExc
 
 from powerpool.checkpoints import load_state
 from powerpool.checks import PowerPoolError
+from powerpool.pipelines.interrupts import stopping_after
 from powerpool.pipelines.vision.model import ImageClassifier
 from powerpool.pipelines.vision.progress import STATE, FineTuningError, Flag, Plan, Stopped
 
@@ -164,23 +164,12 @@ def _quiet() -> Iterator[None]:
 @contextlib.contextmanager
 def _on_interrupt(stop: Any) -> Iterator[None]:
     """The first Ctrl-C asks for a stop, a second one is as usual."""
-    if threading.current_thread() is not threading.main_thread():
-        yield  # only the main thread hears of it
-        return
-
-    def ask(number: int, frame: Any) -> None:
-        signal.signal(signal.SIGINT, before)
-        sys.stderr.write("Stopping after this batch. Press Ctrl-C again to stop at once.\n")
-        stop.set()
-
-    before = signal.signal(signal.SIGINT, ask)
-    try:
-        yield
-    except SystemExit:
-        # Lightning makes this of an interrupt at once.
-        raise KeyboardInterrupt from None
-    finally:
-        signal.signal(signal.SIGINT, before)
+    with stopping_after("batch", stop):
+        try:
+            yield
+        except SystemExit:
+            # Lightning makes this of an interrupt at once.
+            raise KeyboardInterrupt from None
 
 
 def _stopped(plan: Plan) -> str:

@@ -1,0 +1,30 @@
+"""Records of runs as tables: each beside the paper's figure and the baseline, losses in words.
+
+There are three kinds of records, each in a module of its own: values of folds, right pictures of a test split, right
+queries of test episodes. What they have in common is in :mod:`base`.
+"""
+
+from powerpool.experiments.tables.answers import right_by_episode, right_pictures
+from powerpool.experiments.tables.base import Comparison, Group, Kind, Row, chosen
+from powerpool.experiments.tables.findings import order_findings
+from powerpool.experiments.tables.formats import MISSING, signed
+from powerpool.experiments.tables.grouping import KINDS, group
+from powerpool.experiments.tables.words import introduction, losses, table
+
+__all__ = [
+    "KINDS",
+    "MISSING",
+    "Comparison",
+    "Group",
+    "Kind",
+    "Row",
+    "chosen",
+    "group",
+    "introduction",
+    "losses",
+    "order_findings",
+    "right_by_episode",
+    "right_pictures",
+    "signed",
+    "table",
+]

@@ -1,0 +1,1 @@
+"""Few-shot learning: SoSN, Relation Net, Prototypical Net and nearest class means, by episodes."""

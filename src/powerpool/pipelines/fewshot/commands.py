@@ -1,0 +1,396 @@
+"""``powerpool train|evaluate|predict fewshot``: a network that compares pictures of classes it has never seen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from powerpool.checks import ArgumentError
+from powerpool.configs import read_recipe, recipe_names
+from powerpool.data import FewShotSet, ImageSplit, PictureBank, Splits, list_pictures, load_images
+from powerpool.data.banks import read_bank
+from powerpool.data.image_sources import locate
+from powerpool.data.images import Corrupt
+from powerpool.locks import locked
+from powerpool.pipelines.fewshot.config import EpisodeConfig, FewShotConfig, TrainingConfig
+from powerpool.pipelines.fewshot.evaluation import (
+    CHECKPOINT,
+    METRIC,
+    PLACES,
+    assess,
+    make_training,
+    outcome,
+    read_set,
+    training_model,
+)
+from powerpool.pipelines.fewshot.evaluation import (
+    train as train_in,
+)
+from powerpool.pipelines.fewshot.runs import Pictures, load_run
+from powerpool.pipelines.fewshot.training import Training
+from powerpool.pipelines.folders import (
+    CONFIG,
+    DATA,
+    EVALUATION,
+    RECORD,
+    is_of,
+    open_run,
+    require_answer_file,
+    write_answers,
+)
+from powerpool.records import RecordError, RunRecord, environment, read_json, write_json
+from powerpool.statistics import summarize
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+SHOWN = 3
+"""Classes that a prediction names, the most alike first."""
+
+# ---- train -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class TrainOptions(FewShotConfig):
+    """Train a network by episodes, choose its weights by validation classes, test it on others, and keep it.
+
+    Args:
+        out: the run folder; runs/train/fewshot/DATA/METHOD-WAY-way-SHOT-shot without it
+        overwrite: start anew where the folder holds another run, instead of refusing
+    """
+
+    out: str | None = None
+    overwrite: bool = False
+
+    @property
+    def config(self) -> FewShotConfig:
+        """What a result depends on."""
+        return FewShotConfig(**{entry.name: getattr(self, entry.name) for entry in fields(FewShotConfig)})
+
+
+def train(options: TrainOptions) -> None:
+    """Train, test, write the run folder, and print what came out."""
+    from rich.console import Console
+
+    config, console = with_absolute_paths(options.config), Console(stderr=True)
+    data = read_pictures(config, console)
+    folder = Path(
+        options.out or Path("runs", "train", "fewshot", data.name, f"{config.model.method}-{config.protocol}")
+    )
+    record = _train_run(config, data, folder, console, overwrite=options.overwrite)
+    result = record.folds[0]
+    said = f"{config.model.method} on {data.name}, {config.protocol}: {_accuracy(result)}. The model is in {folder}."
+    Console().print(said, markup=False, highlight=False, soft_wrap=True)
+
+
+def _train_run(
+    config: FewShotConfig, data: FewShotSet, folder: Path, console: Console, *, overwrite: bool
+) -> RunRecord:
+    """Fill a run folder, from where it was if it was stopped: the model, and the record, which is returned."""
+    start = environment()  # the code that runs is that of now, whatever lies there when it ends
+    training = make_training(config, data)  # before anything is written: what does not fit shows here
+    with locked(folder):
+        open_run(
+            folder,
+            config,
+            (data.name, data.digest),
+            pipeline="fewshot",
+            made=[folder / CHECKPOINT],
+            overwrite=overwrite,
+            console=console,
+        )
+        with training_bar(config.training, console) as watch:
+            train_in(training, folder, watch=watch)
+        with testing_bar(config.test, console) as watch_test:
+            found = assess(training_model(training), data["test"], config.test, config.training.device, watch_test)
+        result = {"fold": 0, **found, **outcome(training)}
+        record = make_record(config, data, [result], start)
+        record.write(folder / RECORD)
+    return record
+
+
+def make_record(
+    config: FewShotConfig, data: FewShotSet, folds: list[dict[str, Any]], start: dict[str, Any]
+) -> RunRecord:
+    """The record of one method, from one result for each seed."""
+    settings = {name: value for name, value in asdict(config).items() if name not in PLACES}
+    pictures = {name: len(bank) for name, bank in data.splits.items()}
+    return RunRecord(
+        pipeline="fewshot",
+        data=data.name,
+        method=config.model.method,
+        protocol=config.protocol,
+        metric=METRIC,
+        folds=tuple(folds),
+        config={**settings, "data": data.name, "data_digest": data.digest, "pictures": pictures},
+        seed=config.seed,
+        seconds=sum(fold["seconds"] for fold in folds),
+        environment=start,
+    )
+
+
+def read_pictures(config: FewShotConfig, console: Console) -> FewShotSet:
+    """The pictures of a configuration, with a bar while they are decoded; how many had to be skipped is said."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        tasks: dict[str, Any] = {}
+
+        def watch(split: str, done: int, count: int) -> None:
+            if split not in tasks:
+                tasks[split] = bar.add_task(f"pictures of {split}", total=count)
+            bar.update(tasks[split], completed=done)
+
+        data = read_set(config, watch=watch)
+    if data.skipped:
+        text = f"{len(data.skipped)} pictures cannot be read and were skipped, the first is {data.skipped[0]}."
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
+    return data
+
+
+@contextmanager
+def training_bar(config: TrainingConfig, console: Console) -> Iterator[Any]:
+    """A bar for training episodes, and a line after every validation."""
+    with _bar("training episodes", config.episodes, console) as move:
+        said = 0
+
+        def watch(training: Training) -> None:
+            nonlocal said
+            move(training.done)
+            values, curves = training.curves.validation_value, training.curves
+            if len(curves.episode) > said and training.done == curves.episode[-1]:
+                said = len(curves.episode)
+                text = f"episode {training.done} of {config.episodes}: loss {curves.train_loss[-1]:.4f}"
+                text += f", validation {values[-1]:.2f} %" if values else ""
+                console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+        yield watch
+
+
+@contextmanager
+def testing_bar(config: EpisodeConfig, console: Console) -> Iterator[Any]:
+    """A bar for test episodes."""
+    with _bar("test episodes", config.count, console) as move:
+        yield move
+
+
+@contextmanager
+def _bar(text: str, total: int, console: Console) -> Iterator[Any]:
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, TextColumn("left"), TimeRemainingColumn(), console=console, transient=True) as bar:
+        task = bar.add_task(text, total=total)
+        yield lambda done: bar.update(task, completed=done)
+
+
+def _say_recipe(config: FewShotConfig, data: FewShotSet, console: Console) -> None:
+    """Tell of a recipe for the data, where other settings were taken."""
+    name = f"fewshot/{data.name}"
+    if name in recipe_names() and Pictures.of(read_recipe(name, FewShotConfig)) != Pictures.of(config):
+        text = f"There is a recipe for {data.name}, with other sizes or colours: --config {name}."
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def with_absolute_paths(config: FewShotConfig) -> FewShotConfig:
+    """The configuration with whole paths of its data and of the run it starts from, so that it works from anywhere."""
+    place = None if config.data.startswith("hf:") else locate(config.data, config.data_root, config.download)
+    path = Path(config.data).expanduser()
+    data = str(path.absolute()) if place is not None and place.path == path else config.data
+    start = None if config.pretrained is None else str(Path(config.pretrained).expanduser().absolute())
+    return replace(config, data=data, pretrained=start)
+
+
+def _accuracy(result: dict[str, Any]) -> str:
+    """``accuracy 52.31 ± 0.80 % over 600 episodes``, with half of the interval of 95 %."""
+    shares = [100 * int(right) / result["queries"] for right in result["right_by_episode"].split()]
+    interval = summarize(shares).interval
+    spread = "" if interval is None else f" ± {(interval[1] - interval[0]) / 2:.2f}"
+    return f"accuracy {result['value']:.2f}{spread} % over {result['count']} episodes"
+
+
+# ---- evaluate --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class EvaluateOptions:
+    """Test the network of a run again: in other episodes, or on other pictures.
+
+    Args:
+        run: the run folder that 'powerpool train fewshot' wrote
+        data: other pictures, all classes of which are tested on: a folder or zip of class folders, or a data set
+        data_root: folder with data sets; that of the run without it
+        way: classes of an episode; as many as in the run without it
+        shot: support pictures of each class; as many as in the run without it
+        queries: pictures of each class that are to be named; as many as in the run without it
+        count: episodes; as many as in the run without it
+        transductive: whether batch normalization takes its statistics from the pictures of the episode itself
+        corrupt: whether a picture that cannot be read is an error, or is skipped and counted
+        download: whether data that is not on this machine may be fetched from the network
+        device: cpu, cuda or cuda:1
+        out: folder for evaluation.json; the run folder without it
+    """
+
+    run: str
+    data: str | None = None
+    data_root: str | None = None
+    way: int | None = None
+    shot: int | None = None
+    queries: int | None = None
+    count: int | None = None
+    transductive: bool | None = None
+    corrupt: Corrupt = "error"
+    download: bool = False
+    device: str = "cpu"
+    out: str | None = None
+
+
+def evaluate(options: EvaluateOptions) -> None:
+    """Print and write the mean accuracy over episodes, with its interval."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    model = load_run(options.run)
+    config = read_recipe(Path(options.run, CONFIG), FewShotConfig)
+    root = options.data_root or config.data_root
+    names = ("way", "shot", "queries", "count", "transductive")
+    given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
+    episodes = replace(config.test, **given)
+    if options.data is None:
+        config = replace(config, data_root=root, download=options.download, corrupt=options.corrupt)
+        data = read_pictures(config, console)
+        if not is_of(options.run, data.digest):
+            raise RecordError(
+                f"{data.name} has changed since the run was trained: which classes are for test is no longer known. "
+                "Name the pictures to test on with --data."
+            )
+        bank, which = data["test"], f"test classes of {data.name}"
+    else:
+        bank, name = _all_classes(options.data, root, model.pictures, options)
+        which = f"all classes of {name}"
+        if name == read_json(Path(options.run, DATA))["name"]:
+            text = f"The network was trained on classes of {name}, which are among these: this is no test."
+            console.print(text, markup=False, highlight=False, soft_wrap=True)
+    with testing_bar(episodes, console) as watch:
+        found = assess(model, bank, episodes, options.device, watch)
+    folder = Path(options.out or options.run)
+    method = model.network.config.method
+    write_json(
+        folder / EVALUATION,
+        {"pictures": which, "method": method, "test": asdict(episodes), **found, "environment": environment()},
+    )
+    form = f"{episodes.way}-way {episodes.shot}-shot{', transductive' if episodes.transductive else ''}"
+    said = f"{method}, {which}, {form}: {_accuracy(found)}"
+    Console().print(said, markup=False, highlight=False, soft_wrap=True)
+    Console().print(f"written: {folder / EVALUATION}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _all_classes(data: str, root: str | None, pictures: Pictures, options: EvaluateOptions) -> tuple[PictureBank, str]:
+    """All pictures of a set, and its name."""
+    uncut = Splits(validation=0.0, test=0.0)
+    images = load_images(data, root, download=options.download, splits=uncut)
+    first, *others = images.splits.values()
+    bank = _read(sum(others, start=first), images.classes, pictures, options.corrupt)
+    return bank.centred() if pictures.centred else bank, images.name
+
+
+# ---- predict ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class PredictOptions:
+    """Name pictures by a few examples of each class, without any training, with the network of a run.
+
+    Args:
+        run: the run folder that 'powerpool train fewshot' wrote
+        support: folder or zip with a folder of example pictures for each class, at least two classes
+        pictures: files and folders to name; folders are searched to the bottom
+        corrupt: whether a picture that cannot be read is an error, or is skipped and counted
+        out: a file for the answers with all scores, .csv or .json by its name; without it a table is printed
+    """
+
+    run: str
+    support: str
+    pictures: list[str] = field(default_factory=list)
+    corrupt: Corrupt = "error"
+    out: str | None = None
+
+    def __post_init__(self) -> None:
+        require_answer_file(self.out)
+        if not self.pictures:
+            raise ArgumentError(
+                "pictures must name at least one file or folder: powerpool predict fewshot --run RUN --support "
+                "EXAMPLES photo.jpg"
+            )
+
+
+def predict(options: PredictOptions) -> None:
+    """Print a table of the classes that are most alike to every picture, or write all scores."""
+    from rich.console import Console
+
+    model = load_run(options.run)
+    shown = load_images(options.support, splits=Splits(validation=0.0, test=0.0))
+    first, *others = shown.splits.values()
+    bank = _read(sum(others, start=first), shown.classes, model.pictures, options.corrupt)
+    bank = bank.centred() if model.pictures.centred else bank
+    seen = bank.targets.unique().tolist()
+    if len(seen) < 2:
+        raise ArgumentError(
+            f"support must hold example pictures of at least two classes, in a folder for each (got {len(seen)} in "
+            f"{options.support})."
+        )
+    support = [bank.batch((bank.targets == label).nonzero().flatten()) for label in seen]
+    queries = _read(list_pictures(options.pictures), (), model.pictures, options.corrupt)
+    for name in sorted({*list_pictures(options.pictures).names} - {*queries.names}):
+        Console(stderr=True).print(f"skipped, not readable: {name}", markup=False, highlight=False, soft_wrap=True)
+    queries = replace(queries, mean=bank.mean)  # that of the examples: queries alone may be of one class
+    scores = model.scores(support, queries.batch(torch.arange(len(queries))))
+    classes = [shown.classes[label] for label in seen]
+    if options.out is not None:
+        write_answers(_answers(queries.names, scores, classes), options.out)
+        return
+    Console().print(_table(queries.names, scores, classes))
+
+
+def _read(split: ImageSplit, classes: tuple[str, ...], pictures: Pictures, corrupt: Corrupt) -> PictureBank:
+    """Pictures as the network wants them, in memory."""
+    settings = {name: value for name, value in asdict(pictures).items() if name != "centred"}
+    return read_bank(split, classes, **settings, corrupt=corrupt)
+
+
+def _answers(names: tuple[str, ...], scores: Tensor, classes: list[str]) -> list[dict[str, Any]]:
+    return [
+        {
+            "picture": name,
+            "class": classes[int(row.argmax())],
+            "score": float(row.max()),
+            **{f"score of {label}": float(value) for label, value in zip(classes, row, strict=True)},
+        }
+        for name, row in zip(names, scores, strict=True)
+    ]
+
+
+def _table(names: tuple[str, ...], scores: Tensor, classes: list[str]) -> Any:
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table("picture", "class", "score", "then")
+    best = scores.topk(min(SHOWN, len(classes)), dim=-1)
+    for name, values, places in zip(names, best.values.tolist(), best.indices.tolist(), strict=True):
+        said = [f"{classes[place]} {value:.3f}" for place, value in zip(places, values, strict=True)]
+        table.add_row(*map(escape, (name, classes[places[0]], f"{values[0]:.3f}", ", ".join(said[1:]))))
+    return table

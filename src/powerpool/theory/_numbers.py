@@ -1,0 +1,102 @@
+"""What the scalar formulas take and give back: numbers, NumPy arrays or tensors, computed in float64.
+
+A number gives a number, an array an array, a tensor a float64 tensor through which gradients flow.
+"""
+
+from __future__ import annotations
+
+import math
+import numbers
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from powerpool.checks import ArgumentError
+
+
+def evaluate(formula: Callable[..., Any], **arguments: Any) -> Any:
+    """``formula`` of the arguments as float64 tensors; its result, one tensor or a tuple, in the kind of the arguments.
+
+    Example:
+        >>> evaluate(lambda x, y: x + y, x=1, y=0.5)
+        1.5
+        >>> evaluate(lambda x: 2 * x, x=torch.tensor([1.0, 2.0]))
+        tensor([2., 4.], dtype=torch.float64)
+    """
+    result = formula(*(_tensor(value, name) for name, value in arguments.items()))
+    given = arguments.values()
+    if any(isinstance(value, Tensor) for value in given):
+        return result
+    back = _to_array if any(_is_array(value) for value in given) else Tensor.item
+    return tuple(back(part) for part in result) if isinstance(result, tuple) else back(result)
+
+
+def require(x: Tensor, name: str, need: str, inside: Tensor) -> None:
+    """Refuse what is not finite or not ``inside``, and say the first such value.
+
+    Example:
+        >>> x = torch.tensor(-1.0)
+        >>> require(x, "t", "> 0", x > 0)
+        Traceback (most recent call last):
+        powerpool.checks.ArgumentError: t must be finite and > 0 (got -1).
+    """
+    bad = ~(inside & torch.isfinite(x))
+    if bool(bad.any()):
+        first = torch.broadcast_to(x, bad.shape)[bad][0].item()
+        raise ArgumentError(f"{name} must be finite and {need} (got {first:.6g}).")
+
+
+def require_positive(x: Tensor, name: str) -> None:
+    """Refuse everything but finite numbers above 0."""
+    require(x, name, "> 0", x > 0)
+
+
+def require_unit(x: Tensor, name: str) -> None:
+    """Refuse everything but numbers in [0, 1]."""
+    require(x, name, "in [0, 1]", (x >= 0) & (x <= 1))
+
+
+def require_whole(value: object, name: str, least: int, most: float = math.inf, why: str = "") -> int:
+    """The whole number that ``value`` is, between ``least`` and ``most``.
+
+    Example:
+        >>> require_whole(2.5, "eta", 1)
+        Traceback (most recent call last):
+        powerpool.checks.ArgumentError: eta must be a whole number >= 1 (got 2.5).
+    """
+    number: Any = value
+    if not _is_number(value) or not math.isfinite(number) or number != int(number) or not least <= number <= most:
+        upper = "" if most == math.inf else f" and <= {most:g}"
+        raise ArgumentError(f"{name} must be a whole number >= {least}{upper} (got {value!r}).{why}")
+    return int(number)
+
+
+def _tensor(value: Any, name: str) -> Tensor:
+    if isinstance(value, Tensor):
+        if value.is_complex() or value.dtype == torch.bool:
+            raise ArgumentError(f"{name} must be real numbers (got a tensor of {value.dtype}).")
+        return value.to(torch.float64)
+    if _is_number(value):
+        return torch.tensor(float(value), dtype=torch.float64)
+    if _is_array(value) and getattr(getattr(value, "dtype", None), "kind", "") in ("i", "u", "f"):
+        # A copy: as_tensor would share the caller's memory, and warn where that is read-only.
+        return torch.tensor(value, dtype=torch.float64)
+    kind = type(value).__name__
+    raise ArgumentError(
+        f"{name} must be a number, a NumPy array of numbers or a tensor (got {kind}). Wrap a list in torch.tensor."
+    )
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)  # bool is a subclass of int
+
+
+def _is_array(value: Any) -> bool:
+    # NumPy is an optional package: an array is known by its protocol. NumPy's scalars have it too, and are numbers.
+    return hasattr(value, "__array__") and not isinstance(value, (Tensor, numbers.Real))
+
+
+def _to_array(result: Tensor) -> Any:
+    return result.detach().numpy()

@@ -1,0 +1,80 @@
+r"""Derivatives of matrix powers as the paper writes them out: linear in the exponent (App. N and O).
+
+The library's own backward needs far fewer products (``powerpool.solvers.Squaring``); these are what it is measured
+against.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from powerpool.checks import ShapeError, require_square
+from powerpool.products import symmetrize, twice_symmetric
+from powerpool.theory._numbers import require_whole
+
+
+def maxexp_gradient(
+    matrix: Tensor,  # shape: (*, C, C), symmetric
+    grad: Tensor,  # shape: (*, C, C), of the loss with respect to the result
+    eta: int,
+    halved: bool = True,
+) -> Tensor:  # shape: (*, C, C)
+    r"""The gradient of a loss through :math:`I - (I-M)^\eta`, for whole :math:`\eta` (Eq. der_maxexp0, der_maxexp).
+
+    .. math:: \frac{d\ell}{dM} = +\sum_{n=0}^{\eta-1} (I-M)^n G (I-M)^{\eta-1-n}
+
+    The paper prints a minus. Only the symmetric part of G reaches M: it is taken first. With ``halved`` the second half
+    of the sum is the transpose of the first, and is not computed.
+
+    Example:
+        >>> matrix, grad = torch.tensor([[0.5, 0.0], [0.0, 0.25]]), torch.eye(2)
+        >>> maxexp_gradient(matrix, grad, eta=2)  # of the trace: 2 (I - M)
+        tensor([[1.0000, 0.0000],
+                [0.0000, 1.5000]])
+    """
+    require_square(matrix)
+    count = require_whole(eta, "eta", 1)
+    identity = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
+    return _power_gradient(identity - matrix, grad, count, halved)
+
+
+def gamma_gradient(
+    matrix: Tensor,  # shape: (*, C, C), symmetric
+    grad: Tensor,  # shape: (*, C, C), of the loss with respect to the result
+    gamma: int,
+    halved: bool = True,
+) -> Tensor:  # shape: (*, C, C)
+    r"""The gradient of a loss through :math:`M^\gamma`, for whole :math:`\gamma \ge 1` (Eq. der_gamma).
+
+    .. math:: \frac{d\ell}{dM} = \sum_{n=0}^{\gamma-1} M^n G M^{\gamma-1-n}
+
+    Example:
+        >>> matrix, grad = torch.tensor([[0.5, 0.0], [0.0, 0.25]]), torch.eye(2)
+        >>> gamma_gradient(matrix, grad, gamma=2)  # of the trace: 2 M
+        tensor([[1.0000, 0.0000],
+                [0.0000, 0.5000]])
+    """
+    require_square(matrix)
+    return _power_gradient(matrix, grad, require_whole(gamma, "gamma", 1), halved)
+
+
+def _power_gradient(base: Tensor, grad: Tensor, exponent: int, halved: bool) -> Tensor:
+    require_square(grad, "grad")
+    if grad.shape[-1] != base.shape[-1]:
+        raise ShapeError(f"grad must have the shape of matrix, {tuple(base.shape)} (got {tuple(grad.shape)}).")
+    given = symmetrize(grad)
+    powers = [torch.eye(base.shape[-1], dtype=base.dtype, device=base.device).expand_as(base)]
+    for _ in range(exponent - 1):
+        powers.append(powers[-1] @ base)
+
+    def term(n: int) -> Tensor:
+        return powers[n] @ given @ powers[exponent - 1 - n]
+
+    if not halved:
+        return torch.stack([term(n) for n in range(exponent)]).sum(0)
+    middle = exponent // 2
+    result = torch.zeros_like(base) if exponent % 2 == 0 else term(middle)
+    for n in range(middle):
+        result = result + twice_symmetric(term(n))
+    return result

@@ -1,0 +1,212 @@
+r"""How far the bounds of HDP are from it, in :math:`y = t/\lambda`, where HDP is :math:`e^{-y}` (App. F and P).
+
+The line :math:`(\frac1e - 1)y + 1` is above :math:`e^{-y}` on [0, 1]. MaxExp is lowered until it touches that line at
+:func:`y_of_eta`; the scaled MaxExp of FAHDP until it touches the line :func:`fahdp_line` at ``y1``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+from typing import Any, Literal, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+
+from powerpool.checks import require_choice
+from powerpool.theory._numbers import evaluate, require
+from powerpool.theory.links import LOG_RATIO, _eta_bar_of_t, _eta_tilde_of_t, _t_of_eta
+
+T = TypeVar("T")
+Touch = Literal["eta_bar", "eta_tilde"]
+TOUCHES = ("eta_bar", "eta_tilde")
+
+
+class Line(NamedTuple):
+    """The line a y + b; both of the kind that t was: numbers, arrays or tensors."""
+
+    a: Any
+    b: Any
+
+
+class TouchingPoints(NamedTuple):
+    """Where the line of :func:`fahdp_line` meets FAHDP (y0, y1) and HDP (y2, y3), in y = t/lambda."""
+
+    y0: Any
+    y1: Any
+    y2: Any
+    y3: Any
+
+
+def auxiliary_line(y: T) -> T:
+    r"""The line between HDP and MaxExp, :math:`(\frac1e - 1)y + 1 \ge e^{-y}` for y in [0, 1] (App. F).
+
+    Example:
+        >>> auxiliary_line(0.0), round(auxiliary_line(1.0), 6)
+        (1.0, 0.367879)
+    """
+    return evaluate(lambda x: 1 + (1 / math.e - 1) * x, y=y)
+
+
+def y_of_eta(eta: T) -> T:
+    r"""Where MaxExp touches the line above HDP, at :math:`\lambda = 1/(\eta+1)` (Eq. yalpha).
+
+    .. math:: y(\eta) = \frac{e}{e-1} \Bigl(\frac{\eta}{\eta+1}\Bigr)^\eta, \qquad \eta > 0
+
+    It falls from e/(e-1) = 1.582 at 0 over 0.791 at 1 to 1/(e-1) = 0.582.
+
+    Example:
+        >>> round(y_of_eta(1.0), 4), round(y_of_eta(1e6), 4)
+        (0.791, 0.582)
+    """
+    return evaluate(lambda x: _t_of_eta(x) * (x + 1), eta=eta)
+
+
+def alpha_of_eta(eta: T) -> T:
+    r"""What ties time and exponent together, :math:`\alpha = t\eta` (Eq. yalpha).
+
+    .. math:: \alpha(\eta) = \frac{e}{e-1} \Bigl(\frac{\eta}{\eta+1}\Bigr)^{\eta+1}, \qquad \eta > 0
+
+    Example:
+        >>> round(alpha_of_eta(1.0), 4), round(alpha_of_eta(1e6), 4)
+        (0.3955, 0.582)
+    """
+    return evaluate(lambda x: _t_of_eta(x) * x, eta=eta)
+
+
+def eps1(eta: T) -> T:
+    r"""MaxExp above HDP at :math:`\lambda = t(\eta)`, where the line touches HDP (Eq. bounds1), :math:`\eta \ge 1`.
+
+    .. math:: \epsilon_1 = \frac{e-1}{e} - (1 - t(\eta))^\eta
+
+    Example:
+        >>> round(eps1(2.0), 6), round(eps1(1e6), 6)
+        (0.045927, 0.073328)
+    """
+    return evaluate(_eps1, eta=eta)
+
+
+def eps2(eta: T) -> T:
+    r"""MaxExp above HDP at :math:`\lambda = 1/(\eta+1)`, where it touches the line (Eq. bounds1), :math:`\eta \ge 1`.
+
+    .. math:: \epsilon_2 = 1 - \Bigl(\frac{\eta}{\eta+1}\Bigr)^\eta
+              - \exp\Bigl(-\frac{e}{e-1} \Bigl(\frac{\eta}{\eta+1}\Bigr)^\eta\Bigr) \ge \epsilon_1
+
+    Example:
+        >>> round(eps2(2.0), 6), round(eps2(1e6), 6)
+        (0.060508, 0.073328)
+    """
+    return evaluate(_eps2, eta=eta)
+
+
+def fahdp_line(t: T, touch: Touch = "eta_bar") -> Line:
+    r"""The line between HDP and FAHDP for 0 < t < 1 (Eq. max_exp_final_set2).
+
+    .. math:: a = \frac{e^{-t}}{t} \frac{r}{1-\bar\eta}, \qquad b = e^{-t} \Bigl(1 - \frac{r}{1-\bar\eta}\Bigr), \qquad
+              r = \Bigl(\frac{\bar\eta-1}{\bar\eta}\Bigr)^{\tilde\eta}
+
+    It meets FAHDP at y0 = t and :math:`y_1 = t\bar\eta`. With :math:`\bar\eta(t)`, as in the paper, that is a crossing,
+    and FAHDP dips below the line right after it. With ``touch="eta_tilde"`` :math:`\tilde\eta` takes the place of
+    :math:`\bar\eta`: the line is FAHDP's tangent at y1, and never above FAHDP.
+
+    Example:
+        >>> [round(part, 5) for part in fahdp_line(0.1)]
+        [-0.60886, 0.96572]
+    """
+    require_choice(touch, TOUCHES, "touch")
+    return Line(*evaluate(lambda x: _line(x, touch), t=t))
+
+
+def touching_points(t: T, touch: Touch = "eta_bar") -> TouchingPoints:
+    r"""Where the line of :func:`fahdp_line` meets FAHDP and HDP (Eq. max_exp_lambert2), 0 < t < 1.
+
+    .. math:: y_0 = t, \qquad y_1 = t\bar\eta, \qquad
+              y_2 = W_{-1}\Bigl(\frac{e^{b/a}}{a}\Bigr) - \frac ba, \qquad
+              y_3 = W_0\Bigl(\frac{e^{b/a}}{a}\Bigr) - \frac ba
+
+    with Lambert's W, which solves :math:`W e^W = z`. Then :math:`y_2 = y_0 \le y_1 \le y_3`, and the line is above HDP
+    on :math:`[y_2, y_3]`. Needs SciPy; no gradient flows through y2 and y3.
+
+    Example:
+        >>> [round(y, 4) for y in touching_points(0.1)]
+        [0.1, 0.596, 0.1, 0.9526]
+    """
+    require_choice(touch, TOUCHES, "touch")
+    return TouchingPoints(*evaluate(lambda x: _points(x, touch), t=t))
+
+
+def eps3(t: T, touch: Touch = "eta_bar") -> T:
+    r"""FAHDP above HDP at y1, where the line meets FAHDP (Eq. bounds_new), 0 < t < 1.
+
+    .. math:: \epsilon_3 = e^{-t} - e^{-t} \Bigl(\frac{\bar\eta-1}{\bar\eta}\Bigr)^{\tilde\eta} - e^{-t\bar\eta}
+
+    Example:
+        >>> round(eps3(0.1), 6)
+        0.051836
+    """
+    require_choice(touch, TOUCHES, "touch")
+    return evaluate(lambda x: _gap(x, x * _touching_eta(x, touch)), t=t)
+
+
+def eps4(t: T, touch: Touch = "eta_bar") -> T:
+    r"""FAHDP above HDP at y3, where the line meets HDP (Eq. bounds_new), 0 < t < 1. Needs SciPy.
+
+    .. math:: \epsilon_4 = e^{-t} - e^{-t} \Bigl(\frac{y_3-t}{y_3}\Bigr)^{\tilde\eta} - e^{-y_3} \ge \epsilon_3
+
+    Example:
+        >>> round(eps4(0.1), 6)
+        0.05266
+    """
+    require_choice(touch, TOUCHES, "touch")
+    return evaluate(lambda x: _gap(x, _points(x, touch)[3]), t=t)
+
+
+def _require_counts(eta: Tensor) -> None:
+    require(eta, "eta", ">= 1", eta >= 1)
+
+
+def _eps1(eta: Tensor) -> Tensor:
+    _require_counts(eta)
+    return (1 - 1 / math.e) - torch.exp(eta * torch.log1p(-_t_of_eta(eta)))
+
+
+def _eps2(eta: Tensor) -> Tensor:
+    _require_counts(eta)
+    power = -eta * torch.log1p(1 / eta)
+    return -torch.expm1(power) - torch.exp(-torch.exp(LOG_RATIO + power))
+
+
+def _touching_eta(t: Tensor, touch: str) -> Tensor:
+    eta_bar = _eta_bar_of_t(t)  # also refuses times outside (0, 1)
+    return eta_bar if touch == "eta_bar" else _eta_tilde_of_t(t)
+
+
+def _line(t: Tensor, touch: str) -> tuple[Tensor, Tensor]:
+    eta = _touching_eta(t, touch)
+    drop = torch.exp(_eta_tilde_of_t(t) * torch.log1p(-1 / eta)) / (eta - 1)
+    return -torch.exp(-t) * drop / t, torch.exp(-t) * (1 + drop)
+
+
+def _points(t: Tensor, touch: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    a, b = _line(t, touch)
+    argument, shift = torch.exp(b / a) / a, b / a
+    return t, t * _touching_eta(t, touch), _lambert(argument, -1) - shift, _lambert(argument, 0) - shift
+
+
+def _gap(t: Tensor, y: Tensor) -> Tensor:
+    fahdp = -torch.exp(-t) * torch.expm1(_eta_tilde_of_t(t) * torch.log1p(-t / y))
+    return fahdp - torch.exp(-y)
+
+
+def _lambert(z: Tensor, branch: int) -> Tensor:
+    try:
+        special = importlib.import_module("scipy.special")
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] not in ("scipy", "numpy"):
+            raise
+        raise ModuleNotFoundError(
+            f"Lambert's W needs {error.name}, which is not installed: pip install 'powerpool[figures]'.",
+            name=error.name,
+        ) from error
+    values: Any = special.lambertw(z.detach().cpu().numpy(), branch).real
+    return torch.as_tensor(values, dtype=torch.float64, device=z.device)

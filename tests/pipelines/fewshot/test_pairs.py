@@ -1,0 +1,139 @@
+"""The block on pairs against the same layers on the stacked pairs: values, gradients, statistics."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from powerpool.checks import ShapeError
+from powerpool.pipelines.fewshot import pairs
+from powerpool.pipelines.fewshot.pairs import PairBlock, pool_pairs, window_statistics, windows
+
+
+def stacked(support, query):
+    """What the block does not build: (n L, 2, H, W), the pairs of the first query first."""
+    shape = (len(query), len(support), *query.shape[1:])
+    return torch.stack([support.expand(shape), query[:, None].expand(shape)], 2).flatten(0, 1)
+
+
+def directly(block: PairBlock, support, query):
+    normed = block.norm(block.convolution(stacked(support, query)))
+    return nn.functional.max_pool2d(normed, 2).relu()
+
+
+def make(channels=3, seed=0):
+    torch.manual_seed(seed)
+    block = PairBlock(channels).double()
+    with torch.no_grad():
+        block.norm.weight.uniform_(-1, 1)  # of both signs
+        block.norm.bias.uniform_(-1, 1)
+    return block, copy.deepcopy(block)
+
+
+@settings(max_examples=30)
+@given(st.integers(1, 4), st.integers(1, 5), st.integers(1, 4), st.integers(1, 4), st.integers(0, 5))
+def test_values_gradients_and_statistics_are_those_of_the_stacked_pairs(way, queries, height, width, seed):
+    block, reference = make(seed=seed)
+    support = torch.randn(way, 2 * height, 2 * width, dtype=torch.float64, requires_grad=True)
+    query = torch.randn(queries, 2 * height, 2 * width, dtype=torch.float64, requires_grad=True)
+    ours, theirs = block(support, query), directly(reference, support, query)
+    torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-10)
+    upstream = torch.randn_like(theirs)
+    found = torch.autograd.grad(ours, [support, query, *block.parameters()], upstream)
+    wanted = torch.autograd.grad(theirs, [support, query, *reference.parameters()], upstream)
+    for one, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-8)
+    for name, value in reference.norm.state_dict().items():
+        torch.testing.assert_close(block.norm.state_dict()[name], value, rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize("momentum", [0.1, 1.0, None])
+def test_in_evaluation_the_kept_statistics_count(momentum):
+    block, reference = make()
+    block.norm.momentum = reference.norm.momentum = momentum
+    for seed in range(3):
+        torch.manual_seed(seed)
+        support, query = torch.rand(3, 8, 8).double(), torch.rand(4, 8, 8).double()
+        block(support, query)
+        directly(reference, support, query)
+    block.eval(), reference.eval()
+    torch.testing.assert_close(block(support, query), directly(reference, support, query), rtol=1e-9, atol=1e-10)
+    one = block(support, query[:1])
+    torch.testing.assert_close(one, block(support, query)[:3], rtol=1e-12, atol=1e-12)
+
+
+def test_in_single_precision_it_is_as_exact_as_the_layers():
+    block, reference = make(8)
+    support, query = (
+        torch.rand(5, 16, 16) + 5,
+        torch.rand(7, 16, 16) + 5,
+    )  # far from 0: a variance by cancellation fails
+    exact = directly(reference, support.double(), query.double())
+    assert (block.float()(support, query) - exact).abs().max() < 1e-3
+
+
+@pytest.mark.parametrize("block_size", [1, 40, 10**9])
+def test_how_many_queries_are_computed_at_once_does_not_matter(monkeypatch, block_size):
+    torch.manual_seed(0)
+    first = torch.randn(4, 2, 2, 2, 3, dtype=torch.float64, requires_grad=True)
+    second = torch.randn(4, 5, 2, 2, 3, dtype=torch.float64, requires_grad=True)
+    wanted = (first[:, None] + second[:, :, None]).amax(0).relu().movedim(-1, 2)
+    monkeypatch.setattr(pairs, "BLOCK", block_size)
+    found = pool_pairs(first, second)
+    assert torch.equal(found, wanted)
+    assert torch.autograd.gradcheck(pool_pairs, (first, second))
+
+
+def test_of_equal_entries_the_first_gets_all_of_the_gradient():
+    first = torch.ones(4, 1, 1, 1, 1, requires_grad=True)
+    second = torch.ones(4, 2, 1, 1, 1, requires_grad=True)
+    pool_pairs(first, second).sum().backward()
+    assert first.grad.flatten().tolist() == [2, 0, 0, 0]
+    assert second.grad.flatten(1).tolist() == [[1, 1], [0, 0], [0, 0], [0, 0]]
+
+
+def test_an_entry_that_is_cut_off_has_no_gradient():
+    first = torch.full((4, 1, 1, 1, 1), -1.0, requires_grad=True)
+    second = torch.tensor([0.0, 1.0, -3.0, 0.5]).view(4, 1, 1, 1, 1).requires_grad_()
+    found = pool_pairs(first, second)
+    found.sum().backward()
+    assert found.item() == 0
+    assert not first.grad.any()
+    assert not second.grad.any()
+
+
+def test_windows_are_those_of_a_convolution():
+    matrices, weight = torch.rand(2, 6, 4).double(), torch.rand(3, 1, 3, 3).double()
+    found = windows(matrices) @ weight.flatten(1).T  # (4, 2, 3, 2, 3)
+    direct = nn.functional.conv2d(matrices[:, None], weight, padding=1)
+    for number, (row, column) in enumerate([(0, 0), (0, 1), (1, 0), (1, 1)]):
+        torch.testing.assert_close(found[number], direct[:, :, row::2, column::2].permute(0, 2, 3, 1))
+
+
+def test_statistics_of_windows_are_those_of_all_pairs():
+    first, second = torch.rand(4, 3, 2, 2, 9).double(), torch.rand(4, 5, 2, 2, 9).double()
+    shape = (5, 3, 4, 2, 2, 9)
+    both = torch.cat(
+        [first.movedim(0, 1)[None].expand(shape), second.movedim(0, 1)[:, None].expand(shape)], -1
+    ).flatten(0, -2)
+    mean, covariance = window_statistics(first, second)
+    torch.testing.assert_close(mean, both.mean(0))
+    torch.testing.assert_close(covariance, both.T.cov(correction=0))
+
+
+@pytest.mark.parametrize(
+    "support, query, said",
+    [
+        ((5, 8), (3, 8, 8), r"\(5, 8\)"),
+        ((5, 8, 8), (3, 8, 6), "of one size"),
+        ((5, 7, 8), (3, 7, 8), "even height and width"),
+    ],
+)
+def test_shapes_that_do_not_fit_are_refused(support, query, said):
+    with pytest.raises(ShapeError, match=said):
+        PairBlock(2)(torch.rand(support), torch.rand(query))

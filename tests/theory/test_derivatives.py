@@ -1,0 +1,127 @@
+"""App. B, C, N and O: derivatives that the paper writes out."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+import powerpool as pp
+from powerpool import theory
+from powerpool.checks import ArgumentError, ShapeError
+from tests.theory.grids import F64, covariance, some, symmetric
+
+CLOSE = {"rtol": 1e-9, "atol": 1e-10}
+
+
+def _autograd(matrix: Tensor, grad: Tensor, exponent: int, complement: bool) -> Tensor:
+    """Through the products, with the gradient's symmetric part: what a symmetric matrix can follow."""
+    leaf = matrix.clone().requires_grad_()
+    identity = torch.eye(matrix.shape[-1], dtype=F64)
+    power = torch.linalg.matrix_power(identity - leaf if complement else leaf, exponent)
+    (found,) = torch.autograd.grad(identity - power if complement else power, leaf, grad)
+    return (found + found.mT) / 2
+
+
+@pytest.mark.parametrize("exponent", [1, 2, 3, 4, 5, 12, 13, 50])
+def test_linear_time_derivatives(exponent):
+    """Eq. der_maxexp0 with a plus, der_maxexp, der_gamma: full sum, half sum, autograd, the library's backward."""
+    matrix, grad = covariance(4), symmetric(4)
+    for function, curve, complement in (
+        (theory.maxexp_gradient, pp.MaxExp(exponent), True),
+        (theory.gamma_gradient, pp.Gamma(exponent), False),
+    ):
+        expected = _autograd(matrix, grad, exponent, complement)
+        torch.testing.assert_close(function(matrix, grad, exponent), expected, **CLOSE)
+        torch.testing.assert_close(function(matrix, grad, exponent, halved=False), expected, **CLOSE)
+        leaf = matrix.clone().requires_grad_()
+        (ours,) = torch.autograd.grad(pp.solvers.Squaring().apply(leaf, curve, True, 1e-5), leaf, grad)
+        torch.testing.assert_close(ours, expected, **CLOSE)
+
+
+@some
+@given(st.integers(1, 6), st.integers(1, 20), st.integers(0, 2**16))
+def test_linear_time_derivatives_of_any_gradient(size, exponent, seed):
+    """A gradient that is not symmetric counts by its symmetric part; batches are their matrices."""
+    generator = torch.Generator().manual_seed(seed)
+    matrix = torch.stack([covariance(size, seed=seed), covariance(size, 1, seed)])
+    grad = torch.randn(2, size, size, generator=generator, dtype=F64)
+    for halved in (True, False):
+        found = theory.maxexp_gradient(matrix, grad, exponent, halved)
+        expected = torch.stack([_autograd(m, g, exponent, True) for m, g in zip(matrix, grad, strict=True)])
+        torch.testing.assert_close(found, expected, **CLOSE)
+        found = theory.gamma_gradient(matrix, grad, exponent, halved)
+        expected = torch.stack([_autograd(m, g, exponent, False) for m, g in zip(matrix, grad, strict=True)])
+        torch.testing.assert_close(found, expected, **CLOSE)
+
+
+RAW = {
+    "gamma": (pp.Gamma(0.5), lambda m: 0.5 * (m + 1e-6) ** -0.5),
+    "gamma-2": (pp.Gamma(2), lambda m: 2 * (m + 1e-6)),
+    "sigme": (
+        pp.SigmE(3.0, trace_normalize=False),
+        lambda m: 2 * 3.0 * torch.exp(-3.0 * m) / (1 + torch.exp(-3.0 * m)) ** 2,
+    ),
+    "asinhe": (pp.AsinhE(3.0), lambda m: 3.0 / torch.sqrt(9.0 * m**2 + 1)),
+}
+
+
+@pytest.mark.parametrize("name", RAW)
+@pytest.mark.parametrize("coordinates", [False, True])
+def test_gradients_of_features(name, coordinates):
+    """Eq. der_auto2 with the D of App. B and C: 2/N sym(G * D), its first rows, times the features and coordinates."""
+    curve, slope = RAW[name]
+    generator = torch.Generator().manual_seed(0)
+    features = torch.rand(3, 4, generator=generator, dtype=F64)
+    codes = pp.spatial_coordinates(2, 2, pivots=3, dtype=F64) if coordinates else torch.zeros(0, 4, dtype=F64)
+    leaf = features.clone().requires_grad_()
+    result = pp.second_order_pool(leaf, curve, "elementwise", coordinates=codes if coordinates else None)
+    grad = torch.randn(result.shape, generator=generator, dtype=F64)
+    (found,) = torch.autograd.grad(result, leaf, grad)
+    joined = torch.cat([features, codes])
+    weighted = grad * slope(joined @ joined.mT / 4)
+    expected = 2 / 4 * ((weighted + weighted.mT) / 2)[:3] @ joined
+    torch.testing.assert_close(found, expected, **CLOSE)
+
+
+def test_the_autocorrelation_moves_as_der_auto_says():
+    """Eq. der_auto: the derivative of the sum of outer products by one entry of the features."""
+    features, codes = (
+        torch.rand(3, 4, generator=torch.Generator().manual_seed(1), dtype=F64),
+        torch.ones(2, 4, dtype=F64),
+    )
+
+    def total(phi: Tensor) -> Tensor:
+        joined = torch.cat([phi, codes])
+        return joined @ joined.mT
+
+    jacobian = torch.autograd.functional.jacobian(total, features)  # (5, 5, 3, 4)
+    for k, n in ((0, 0), (2, 3)):
+        unit = torch.zeros(5, dtype=F64)
+        unit[k] = 1
+        joined = torch.cat([features, codes])[:, n]
+        torch.testing.assert_close(jacobian[:, :, k, n], torch.outer(unit, joined) + torch.outer(joined, unit), **CLOSE)
+
+
+def test_eigenvalues_move_along_their_vectors():
+    """Eq. eig_der, first half: d lambda_i / dM = u_i u_i^T."""
+    matrix = covariance(4).requires_grad_()
+    values, vectors = torch.linalg.eigh(matrix)
+    for i in range(4):
+        (found,) = torch.autograd.grad(values[i], matrix, retain_graph=True)
+        torch.testing.assert_close(found, torch.outer(vectors[:, i], vectors[:, i]), **CLOSE)
+
+
+def test_bad_arguments():
+    eye = torch.eye(2)
+    for function, name in ((theory.maxexp_gradient, "eta"), (theory.gamma_gradient, "gamma")):
+        with pytest.raises(ArgumentError, match=f"{name} must be a whole number >= 1 .got 2.5"):
+            function(eye, eye, 2.5)
+        with pytest.raises(ArgumentError, match=f"{name} must be a whole number >= 1 .got 0"):
+            function(eye, eye, 0)
+        with pytest.raises(ShapeError, match="grad must have the shape of matrix"):
+            function(eye, torch.eye(3), 2)
+        with pytest.raises(ShapeError, match="matrix must be square"):
+            function(torch.ones(2, 3), eye, 2)
