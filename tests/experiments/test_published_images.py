@@ -82,3 +82,23 @@ def test_the_page_on_images_has_the_figures_of_the_records(found):
     for ours, other in (("SOP+AsinhE", "SOP"), ("SOP+SC+SpecMaxExpF", "SOP+SpecMaxExpF"), (best, "SOP")):
         pictures = (right_pictures(ridge[name].folds[0], name) for name in (ours, other))
         assert f"`{ours}` against `{other}` {mcnemar(*pictures).difference:+.2f}" in text
+
+
+def test_both_pages_have_the_figure_of_the_training_end_to_end(records, found):
+    (record,) = [record for record in records if record.protocol == "end-to-end"]
+    page, readme = (
+        " ".join((ROOT / name).read_text(encoding="utf-8").split()) for name in ("docs/images.md", "README.md")
+    )
+    frozen = found[record.method, "frozen"]
+    test = mcnemar(*(right_pictures(one.folds[0], one.method) for one in (record, frozen)))
+    assert test.p_value < 0.001
+    assert f"have {record.mean:.2f} %, {test.difference:.2f} points above the same method" in page
+    assert f"{record.seconds / 60:.0f} minutes on one core" in page
+    assert f"Trained end to end from there, the last one has {record.mean:.2f} %" in readme
+    settings = record.config["training"]
+    assert (settings["epochs"], settings["crops"], settings["learning_rate"], settings["decay_every"]) == (
+        20,
+        1,
+        5e-5,
+        12,
+    )
