@@ -231,23 +231,30 @@ def _compare_settings(records: Sequence[RunRecord]) -> tuple[list[str], list[tup
         if len(set(values)) == 1:
             common.append(f"{name}: {values[0]}")
         elif any(value not in (record.method, record.data) for value, record in zip(values, records, strict=True)):
+            # Runs that do not have the setting at all are those that are not named.
             different += [
-                (name, value, _where([other == value for other in values], records)) for value in dict.fromkeys(values)
+                (name, value, _where([other == value for other in values], records))
+                for value in dict.fromkeys(values)
+                if value != tables.MISSING
             ]
     return common, different
 
 
 def _where(chosen: Sequence[bool], records: Sequence[RunRecord]) -> str:
-    """Data sets of which all runs are chosen, and single runs of the others."""
-    members: dict[str, list[tuple[bool, RunRecord]]] = defaultdict(list)
+    """Data sets of which all runs are chosen, protocols of others of which all are, and single runs of the rest."""
+    members: dict[str, dict[str, list[tuple[bool, RunRecord]]]] = defaultdict(lambda: defaultdict(list))
     for is_chosen, record in zip(chosen, records, strict=True):
-        members[record.data].append((is_chosen, record))
+        members[record.data][record.protocol].append((is_chosen, record))
     parts = []
-    for data, runs in members.items():
-        if all(is_chosen for is_chosen, _ in runs):
+    for data, protocols in members.items():
+        if all(is_chosen for runs in protocols.values() for is_chosen, _ in runs):
             parts.append(data)
-        else:
-            parts += [f"{data} {record.method} ({record.protocol})" for is_chosen, record in runs if is_chosen]
+            continue
+        for protocol, runs in protocols.items():
+            if all(is_chosen for is_chosen, _ in runs):
+                parts.append(f"{data} ({protocol})")
+            else:
+                parts += [f"{data} {record.method} ({protocol})" for is_chosen, record in runs if is_chosen]
     return ", ".join(parts)
 
 
