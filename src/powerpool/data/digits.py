@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import tempfile
 from pathlib import Path
 
-from powerpool.data.places import cache_folder, without_cache
-from powerpool.records import RecordError, make_folder
+from powerpool.data.places import cache_folder, made_once
 
 DIGITS = "digits"
 SIDE = 64
@@ -21,22 +17,7 @@ def digits_folder() -> Path:
 
     # Another version may have other pictures, and a folder must not change under a run.
     target = cache_folder("images") / f"sklearn-{sklearn.__version__}" / DIGITS
-    if target.is_dir():
-        return target
-    try:
-        make_folder(target.parent)
-        temporary = Path(tempfile.mkdtemp(prefix=".digits-", dir=target.parent))
-        try:
-            _write(temporary)
-            os.rename(temporary, target)
-        except OSError:
-            if not target.is_dir():  # another process was faster
-                raise
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
-    except (OSError, RecordError) as error:
-        raise RecordError(without_cache(target, error)) from error
-    return target
+    return made_once(target, _write)
 
 
 def _write(folder: Path) -> None:
@@ -44,7 +25,6 @@ def _write(folder: Path) -> None:
     from sklearn.datasets import load_digits
 
     found = load_digits()
-    folder.chmod(0o755)  # mkdtemp makes folders for their owner alone
     for number, (pixels, label) in enumerate(zip(found.images, found.target, strict=True)):
         place = folder / str(label)
         place.mkdir(exist_ok=True)

@@ -10,11 +10,8 @@ from __future__ import annotations
 import hashlib
 import inspect
 import math
-import os
 import random
-import shutil
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -22,8 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from powerpool.checks import ArgumentError
-from powerpool.data.places import cache_folder, without_cache
-from powerpool.records import RecordError, make_folder
+from powerpool.data.places import cache_folder, made_once
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -263,26 +259,10 @@ def _curve(stroke: Stroke, dice: _Dice) -> list[Point]:
 def glyphs_folder() -> Path:
     """A folder of 240 class folders with 2880 pictures in all. It is made once, and is whole or not there."""
     target = cache_folder("images") / f"{GLYPHS}-{_made_by()}" / GLYPHS
-    if target.is_dir():
-        return target
-    try:
-        make_folder(target.parent)
-        temporary = Path(tempfile.mkdtemp(prefix=".glyphs-", dir=target.parent))
-        try:
-            _write(temporary)
-            os.rename(temporary, target)
-        except OSError:
-            if not target.is_dir():  # another process was faster
-                raise
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
-    except (OSError, RecordError) as error:
-        raise RecordError(without_cache(target, error)) from error
-    return target
+    return made_once(target, _write)
 
 
 def _write(folder: Path) -> None:
-    folder.chmod(0o755)  # mkdtemp makes folders for their owner alone
     for alphabet in range(ALPHABETS):
         for letter in range(LETTERS):
             place = folder / f"alphabet{alphabet + 1:02d}_glyph{letter + 1:02d}"

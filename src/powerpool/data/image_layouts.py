@@ -162,7 +162,7 @@ class Lists:
         """The lines of a list that are not empty, with their numbers."""
         try:
             text = self._read(self._base + name).decode("utf-8-sig")
-        except OSError as error:  # of a zip, no more than pictures and .txt is unpacked
+        except OSError as error:  # of a zip, only pictures and lists are unpacked
             raise MissingDataError(
                 f"Cannot read {self.source}/{self._base}{name}: {error.strerror}. Unpack a zip, and pass the folder."
             ) from error

@@ -149,8 +149,8 @@ def load_images(
 
     Args:
         data: the path of a folder or zip; a name, ``flower102``, ``mit67``, ``fmd``, ``food101``, ``imagenet``,
-            ``cub200`` or any other that is found below ``root``; ``digits``, which comes with scikit-learn; or a set of
-            the Hugging Face hub, ``hf:owner/name``.
+            ``cub200`` or any other that is found below ``root``; ``digits``, which comes with scikit-learn; ``glyphs``,
+            which is drawn by the library; or a set of the Hugging Face hub, ``hf:owner/name``.
         root: a folder with ``NAME/`` or ``NAME.zip``, in itself or in its folder ``images``; by default the one that
             the environment variable POWERPOOL_DATA names.
         download: whether sets of the hub may come over the network; those that are on this machine always load.
