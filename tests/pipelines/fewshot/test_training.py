@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from powerpool.checkpoints import load_state, save_state
-from powerpool.checks import ArgumentError, NotFiniteError
+from powerpool.checks import ArgumentError, NotFiniteError, UnknownNameError
 from powerpool.data import PictureBank
 from powerpool.data.episodes import EpisodeError
 from powerpool.pipelines.fewshot.training import TEST_SEED, Training, answer, ask, draw_episodes, require_episodes
@@ -264,3 +264,36 @@ def test_the_split_that_cannot_fill_an_episode_is_named(data):
     make(small, test={"way": 3}, training={"validation_episodes": 0})
     with pytest.raises(EpisodeError, match=r"The split test of stripes: .*train_classes"):
         require_episodes(small_config(), data, ways=[2, 7])
+
+
+def test_in_mixed_precision_only_the_encoder_computes_in_bfloat16_and_only_in_training(data, monkeypatch):
+    training = make(data, training={"precision": "bf16-mixed"})
+    network, pictures, seen = training.network, torch.rand(4, 1, 16, 16), []
+    with torch.autocast("cpu", torch.bfloat16):
+        wanted = copy.deepcopy(network.encoder).train()(pictures)
+    network.encoder.register_forward_hook(lambda module, inputs, maps: seen.append(maps.dtype))
+    found = network.train().encode(pictures)
+    assert found.dtype == torch.float32
+    assert torch.equal(found, wanted.float())
+    network.eval().encode(pictures)
+    assert seen == [torch.bfloat16, torch.float32]
+    compare = network.compare
+    monkeypatch.setattr(network, "compare", lambda *maps: seen.extend(one.dtype for one in maps) or compare(*maps))
+    seen.clear()
+    training.run()
+    assert set(seen) == {torch.bfloat16, torch.float32}
+    assert seen[:3] == [torch.bfloat16, torch.float32, torch.float32]
+    assert all(value.dtype != torch.bfloat16 for value in network.state_dict().values())
+
+
+def test_mixed_precision_is_near_the_full_one_and_not_equal(data):
+    full, mixed = make(data), make(data, training={"precision": "bf16-mixed"})
+    full.run()
+    mixed.run()
+    assert mixed.curves.train_loss != full.curves.train_loss
+    assert mixed.curves.train_loss == pytest.approx(full.curves.train_loss, rel=0.05)
+
+
+def test_a_precision_that_does_not_exist_is_refused():
+    with pytest.raises(UnknownNameError, match=r"training\.precision"):
+        small_config(training={"precision": "bf16"})

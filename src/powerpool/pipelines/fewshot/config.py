@@ -107,6 +107,8 @@ class TrainingConfig:
         validation_episodes: in each validation; 0: there is none, and the last model is taken
         settling_episodes: training episodes, from which the statistics of batch normalization are taken before a
             validation; 0: they are the running ones, gathered while the weights changed
+        precision: 32-true, or bf16-mixed, where the encoder computes in bfloat16. Comparisons stay in float32: two
+            pictures differ by little more than bfloat16 rounds away
         device: cpu, cuda or cuda:1
     """
 
@@ -122,6 +124,7 @@ class TrainingConfig:
     validate_every: int = 1000
     validation_episodes: int = 100
     settling_episodes: int = 50
+    precision: Literal["32-true", "bf16-mixed"] = "32-true"
     device: str = "cpu"
 
     def __post_init__(self) -> None:
@@ -136,6 +139,7 @@ class TrainingConfig:
         require_above(0, "training", learning_rate=self.learning_rate, clip=self.clip)
         if not 0 < self.decay_factor <= 1:
             raise ArgumentError(f"training.decay_factor must be above 0 and at most 1 (got {self.decay_factor}).")
+        require_choice(self.precision, ("32-true", "bf16-mixed"), "training.precision")
         require_device_name(self.device)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from abc import abstractmethod
 
 import torch
@@ -13,6 +14,7 @@ from powerpool.nn.relation import RelationDescriptor
 from powerpool.pipelines.fewshot.config import ModelConfig
 from powerpool.pipelines.fewshot.methods import METHODS
 from powerpool.pipelines.fewshot.pairs import PairBlock, initialized
+from powerpool.precision import at_least_float32
 from powerpool.vectorize import to_vector
 
 UNITS = 8
@@ -58,6 +60,9 @@ def prototypical_encoder(channels: int, hidden: int) -> nn.Sequential:
 class EpisodeNetwork(nn.Module):
     """An encoder, and a way to compare. Subclasses say how, and which loss they are trained with."""
 
+    trains_in_bfloat16 = False
+    """Whether the encoder computes in bfloat16 while it is trained."""
+
     def __init__(self, config: ModelConfig, channels: int) -> None:
         super().__init__()
         self.config, self.method = config, METHODS[config.method]
@@ -84,8 +89,11 @@ class EpisodeNetwork(nn.Module):
     def encode(self, pictures: Tensor) -> Tensor:  # shape: (B, C, H, W) -> (B, K, h, w)
         """The maps of pictures in [0, 1]."""
         # A pixel's channels side by side in memory is the fastest order for convolutions on a CPU.
-        maps: Tensor = self.encoder(pictures.contiguous(memory_format=torch.channels_last))
-        return maps
+        pictures = pictures.contiguous(memory_format=torch.channels_last)
+        half = self.trains_in_bfloat16 and self.training
+        with torch.autocast(pictures.device.type, torch.bfloat16) if half else contextlib.nullcontext():
+            maps: Tensor = self.encoder(pictures)
+        return at_least_float32(maps)
 
     def compare(self, support: Tensor, query: Tensor) -> Tensor:  # shape: (L, J, K, h, w), (n, K, h, w) -> (n, L)
         """Scores of encoded pictures."""

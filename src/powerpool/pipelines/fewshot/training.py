@@ -110,6 +110,7 @@ class Training:
         if weights is not None:
             self.network.load_state_dict(weights)
         self.network.to(self.device)
+        self.network.trains_in_bfloat16 = training.precision == "bf16-mixed"
         self.optimizer = torch.optim.Adam(self.network.parameters(), lr=training.learning_rate)
         self.done, self.total, self.counted = 0, 0.0, 0
         self.seconds, self.step_seconds = 0.0, 0.0
