@@ -13,7 +13,7 @@ STAMP  := $(VENV)/.installed
 # Waiting OpenMP threads would otherwise spin and take a core from the thread that works.
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: help demo test lint format typecheck imports unit stress clean
+.PHONY: help demo test lint format typecheck imports unit stress fuzz clean
 
 help: ## List the targets
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -43,8 +43,16 @@ unit stress: export OMP_NUM_THREADS ?= 1
 unit: $(STAMP) ## Tests and doctests, without the long trials
 	$(BIN)/pytest -n $(JOBS) $(ARGS)
 
-stress: $(STAMP) ## The long randomised trials
+stress: $(STAMP) ## The long randomised trials, and runs of every pipeline that are killed and taken up again
 	$(BIN)/pytest -n $(JOBS) -m stress $(ARGS)
+	$(BIN)/python -m tests.stress.kills
+
+# 20 times the examples of `make unit`, others each time; then a minute of atheris for each target, where it is installed.
+fuzz: export OMP_NUM_THREADS ?= 1
+fuzz: export POWERPOOL_FUZZ ?= 20
+fuzz: $(STAMP) ## Damaged files of every kind, other ones each time, and a minute of atheris for each where it is installed
+	$(BIN)/pytest -n $(JOBS) --hypothesis-profile fresh tests/trust/test_fuzz.py $(ARGS)
+	$(BIN)/python -m tests.fuzz.with_atheris all -max_total_time=60
 
 clean: ## Remove .venv, caches and build products
 	rm -rf $(VENV) build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache tests/.ruff_cache

@@ -1,5 +1,6 @@
 """Settings of all tests."""
 
+import os
 import signal
 
 from hypothesis import settings
@@ -8,6 +9,9 @@ from hypothesis import settings
 # one would wait for ever.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# pytest-xdist tells its workers to be 80 wide: tables would be broken otherwise than without it.
+os.environ.pop("COLUMNS", None)
 
 # A failure must come back on the next run, and a slow machine is no failure; `make stress` draws anew each time.
 settings.register_profile("repeatable", derandomize=True, deadline=None)

@@ -18,7 +18,8 @@ from powerpool import cli, demo
 from powerpool.checks import ArgumentError, PowerPoolError
 from powerpool.cli import COMMANDS, main
 from powerpool.configs import describe, field_types, to_yaml
-from powerpool.options import help_text, parse
+from powerpool.data.limits import USUAL, variable
+from powerpool.options import FLAGS, Flags, help_text, parse, read_flags
 
 POWERPOOL = Path(sys.executable).with_name("powerpool")
 
@@ -27,32 +28,35 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([POWERPOOL, *arguments], capture_output=True, text=True, timeout=120, check=False)
 
 
-def test_help_lists_every_command(capsys):
-    with pytest.raises(SystemExit) as stopped:
-        main(["--help"])
-    assert stopped.value.code == 0
-    text = capsys.readouterr().out
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"], ["--quiet"]], ids=["nothing", "help", "h", "a flag"])
+def test_help_lists_every_command_and_the_flags_of_all(arguments, capsys):
+    assert main(arguments) == 0
+    text, errors = capsys.readouterr()
+    assert errors == ""
     for name, command in COMMANDS.items():
         assert f"  {name}" in text
         assert command.help in text
+    for flag, meaning in FLAGS.items():
+        assert re.search(rf"  --{flag} +{meaning}", text)
 
 
-def test_version_is_that_of_the_package():
-    result = run("--version")
-    assert result.returncode == 0
-    assert result.stdout.strip() == f"powerpool {version('powerpool')}"
+def test_version_is_that_of_the_package(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"powerpool {version('powerpool')}\n"
 
 
-@pytest.mark.parametrize("arguments", [(), ("no-such-command",)], ids=["none", "unknown"])
-def test_a_missing_or_unknown_command_is_a_usage_error(arguments, capsys):
-    with pytest.raises(SystemExit) as stopped:
-        main(arguments)
-    errors = capsys.readouterr().err
-    assert stopped.value.code == 2
-    assert "usage: powerpool" in errors
-    if arguments:
-        assert "invalid choice: 'no-such-command'" in errors
-        assert all(name in errors for name in COMMANDS)
+@pytest.mark.parametrize(
+    "word, said",
+    [
+        ("trian", "there is no command 'trian'. Did you mean train? 'powerpool --help' lists all commands."),
+        ("no-such-command", "there is no command 'no-such-command'. 'powerpool --help' lists all commands."),
+        ("--verbose", "there is no option '--verbose'. 'powerpool --help' lists all commands."),
+        (999 * "x", f"there is no command '{57 * 'x'}...'. 'powerpool --help' lists all commands."),
+    ],
+)
+def test_an_unknown_command_is_a_usage_error(word, said, capsys):
+    assert main([word, "graph"]) == 2
+    assert capsys.readouterr() == ("", f"powerpool: error: {said}\n")
 
 
 @pytest.mark.parametrize("first", ["train", "evaluate", "predict", "reproduce"])
@@ -79,6 +83,8 @@ def test_every_command_has_help_for_every_option(name, capsys):
     function = cli._load(COMMANDS[name].target)  # fails where the table names what does not exist
     hints = field_types(cli._options_type(function))
     assert not hints.keys() & {"config", "print_config", "help"}  # these the command line has for itself
+    for flag, meaning in FLAGS.items():
+        assert flag in hints or f"--{flag} {meaning}" in " ".join(text.split())
     for option, hint in hints.items():
         # Every option says what it is for, before what it may be.
         says = re.search(rf"  --{re.escape(option)}\s.*?\((?={re.escape(describe(hint).split()[0])})", text, re.DOTALL)
@@ -170,6 +176,21 @@ class Options:
     model: Model = field(default_factory=Model)
 
 
+def test_the_page_names_every_variable_and_the_usual_limits():
+    folder = Path(__file__).parents[1]
+    page = (folder / "docs" / "cli.md").read_text(encoding="utf-8")
+    sources = "".join(path.read_text(encoding="utf-8") for path in (folder / "src").rglob("*.py"))
+    found = {name for name in re.findall(r"POWERPOOL_[A-Z_]*[A-Z]", sources) if name != "POWERPOOL_MAX"}
+    for name in {*found, *map(variable, USUAL)}:
+        assert f"| `{name}` |" in page
+    sizes = {"pixels": "50 million", "files": "2 million", "unpacked": "50 GiB", "ratio": "200", "text": "2 GiB"}
+    units = {"million": 10**6, "GiB": 2**30}
+    for name, size in sizes.items():
+        number, _, unit = size.partition(" ")
+        assert int(number) * units.get(unit, 1) == USUAL[name]
+        assert re.search(rf"`{variable(name)}` .* \| {size} \|\n", page)
+
+
 @dataclass(frozen=True)
 class Placed:
     """Compare.
@@ -219,7 +240,6 @@ def trial(monkeypatch, tmp_path):
         ("--data-root=--a-b=c", Options(data_root="--a-b=c")),
         ("--data-root 123", Options(data_root="123")),
         ("--data-root null", Options()),
-        ("--data-root=", Options(data_root="")),
         ("--quick false --quick=true", Options(quick=True)),
         ("--quick no", Options()),
         ("--rate -1e-3", Options(rate=-1e-3)),
@@ -238,8 +258,51 @@ def test_options_as_they_are_typed(typed, expected):
 
 
 @pytest.mark.parametrize(
+    "typed, flags, expected",
+    [
+        ("--quiet", Flags(quiet=True), Options()),
+        ("--json --rate 3 --debug", Flags(json=True, debug=True), Options(rate=3.0)),
+        ("--rate 3 --quiet false --offline=true", Flags(offline=True), Options(rate=3.0)),
+        ("--data A --quiet", Flags(quiet=True), Options(["A"])),
+        ("--data=--quiet", Flags(), Options(["--quiet"])),
+    ],
+)
+def test_flags_stand_anywhere_and_are_no_options(typed, flags, expected):
+    assert read_flags(typed.split()) == flags
+    assert parse(Options, typed.split()) == expected
+
+
+def test_words_behind_a_flag_are_not_values_of_the_option_before_it():
+    assert parse(Placed, ["--rate", "2", "--json", "a", "--quiet", "3"]) == Placed(Path("a"), 3, rate=2.0)
+    with pytest.raises(PowerPoolError, match="'B' belongs to no option"):
+        parse(Options, ["--data", "A", "--json", "B"])
+    assert parse(Options, ["--rate", "1", "--json", "B"], "data") == Options(["B"], rate=1.0)
+
+
+@dataclass(frozen=True)
+class OwnJson:
+    """Check.
+
+    Args:
+        json: true or a file
+    """
+
+    json: str | None = None
+
+
+def test_an_option_of_a_command_goes_before_the_flag_of_its_name():
+    assert parse(OwnJson, ["--json"]) == OwnJson("true")
+    assert parse(OwnJson, ["--json=out.json", "--quiet"]) == OwnJson("out.json")
+    text = help_text(OwnJson, "check")
+    assert text.count("--json") == 1
+    assert "--quiet" in text
+
+
+@pytest.mark.parametrize(
     "typed, message",
     [
+        ("--json=a.json", "--json is given alone, or with true or false (got 'a.json')."),
+        ("--quit", "There is no option --quit. Did you mean --quiet?"),
         ("--data", "--data needs at least one value ([] stands for an empty list)."),
         ("--data=", "--data needs at least one value"),
         ("--data --quick", "--data needs at least one value"),
@@ -253,6 +316,10 @@ def test_options_as_they_are_typed(typed, expected):
         ("--rate inf", "--rate must be a finite number (got 'inf')."),
         ("--kind lables", "--kind must be one of auto, labels (got 'lables'). Did you mean labels?"),
         ("--out=", "--out must be a path (got '')."),
+        ("--data-root=", "--data_root must not be an empty text. Was a variable of the shell meant that is not set?"),
+        ("--data=['',a]", "--data must not be an empty text."),
+        ("--config empty.yaml", "empty.yaml, line 1: data_root must not be an empty text."),
+        (f"--data-root {9000 * 'x'} y", "--data_root needs one value (got 2: xxx"),
         ("--model.hidden three", "--model.hidden must be a whole number (got 'three')."),
         ("--model.hidden 0", "model.hidden must be at least 1 (got 0)."),
         ("--model.hiden 3", "There is no option --model.hiden. Did you mean --model.hidden?"),
@@ -272,6 +339,7 @@ def test_options_as_they_are_typed(typed, expected):
 def test_a_bad_option_is_told_in_one_line(trial, typed, message, capsys):
     Path("bad.yaml").write_text("model:\n  hiden: 3")
     Path("low.yaml").write_text("model: {hidden: 0}")
+    Path("empty.yaml").write_text("data_root: ''")
     assert trial(*typed.split()) == 2
     errors = capsys.readouterr().err
     assert errors.startswith(f"powerpool try it: error: {message}")
@@ -363,10 +431,11 @@ def test_any_words_are_options_or_refused_in_words(words):
         assert isinstance(parse(Options, words), Options)
 
 
-def test_demo_quick_prints_one_table_with_a_row_for_every_method():
-    result = run("demo", "--quick")
-    assert result.returncode == 0, result.stderr
-    rows = re.findall(r"│ (.+?) +│ +([\d.]+) │ +([\d,]+) │ +([\d.]+) │", result.stdout)
+def test_demo_quick_prints_one_table_with_a_row_for_every_method(capsys):
+    assert main(["demo", "--quick"]) == 0
+    printed, errors = capsys.readouterr()
+    assert not set("\x1b\r") & set(printed + errors)
+    rows = re.findall(r"│ (.+?) +│ +([\d.]+) │ +([\d,]+) │ +([\d.]+) │", printed)
     assert [row[0] for row in rows] == list(demo.METHODS)
     assert all(0 <= float(accuracy) <= 100 for _, accuracy, _, _ in rows)
     # Three 3x3 convolutions, their batch norms, and a linear layer from 32 or from 32 * 33 / 2 features to ten classes.

@@ -212,11 +212,13 @@ def test_files_that_cannot_be_read(tmp_path, monkeypatch):
     locked = tmp_path / "locked.yaml"
     locked.write_text("data: x")
 
-    def refuse(self):
+    def refuse(*_):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(Path, "read_bytes", refuse)
-    assert "Cannot read locked.yaml: Permission denied." in message("locked.yaml")
+    with monkeypatch.context() as patch:
+        patch.setattr("powerpool.records.os.open", refuse)
+        said = message("locked.yaml")
+    assert "Cannot read locked.yaml: Permission denied." in said
 
 
 @pytest.fixture

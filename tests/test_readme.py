@@ -12,7 +12,10 @@ import pytest
 from powerpool.cli import COMMANDS, main
 
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = ("README.md", "CONTRIBUTING.md", "docs/graphs.md", "docs/images.md", "docs/fewshot.md")
+DOCUMENTS = (
+    *("README.md", "CONTRIBUTING.md", "docs/graphs.md", "docs/images.md", "docs/fewshot.md"),
+    *("docs/figures.md", "docs/inspect.md", "docs/selfcheck.md", "docs/cli.md", "docs/scaling.md", "docs/explore.md"),
+)
 
 
 def test_every_path_in_the_documents_exists():
@@ -45,7 +48,8 @@ def code_of(document: str) -> str:
 
 
 @pytest.mark.parametrize("document, line, code", python_blocks())
-def test_python_block_runs_on_its_own(document, line, code):
+def test_python_block_runs_on_its_own(document, line, code, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # where a block may write
     # Blank lines in front make the line numbers of a traceback those of the document.
     exec(compile("\n" * (line - 1) + code, document, "exec"), {"__name__": "__readme__"})
 

@@ -38,7 +38,7 @@ def test_a_recipe_is_called_by_the_set_that_it_is_for(name):
         assert name == f"graph/{config.data}"
         assert config.data in GRAPHS
     assert config.data_root is None
-    assert config.download
+    assert not config.download  # nothing is fetched unless somebody asks for it
 
 
 @pytest.mark.parametrize("name", GRAPH_RECIPES)

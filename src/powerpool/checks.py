@@ -9,11 +9,15 @@ device to synchronise; :func:`values_are_checked` decides whether they run.
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterable
 
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
+
+MANY = 20
+"""Names that a message lists; of more it shows the nearest."""
 
 
 def round_off(dtype: torch.dtype) -> float:
@@ -42,7 +46,10 @@ class ArgumentError(PowerPoolError, ValueError):
 
 
 class UnknownNameError(PowerPoolError, ValueError):
-    """A name is not among the choices; the message lists them."""
+    """A name is not among the choices; the message lists them, or the nearest of them where there are many."""
+
+    is_cut: bool = False
+    """Whether the message lists only some of the choices."""
 
 
 class DomainError(PowerPoolError, ValueError):
@@ -187,11 +194,27 @@ def require_finite(tensor: Tensor, name: str) -> None:
 
 
 def require_choice(value: str, choices: Iterable[str], what: str) -> None:
-    """Refuse a name that is not among ``choices``, and list them."""
+    """Refuse a name that is not among ``choices``, and list them, or those that are nearest where there are many.
+
+    Example:
+        >>> require_choice("maxep", ["gamma", "maxexp"], "curve")
+        Traceback (most recent call last):
+        powerpool.checks.UnknownNameError: Unknown curve 'maxep': choose one of 'gamma', 'maxexp'.
+    """
     options = list(choices)
     if value not in options:
-        listed = ", ".join(repr(option) for option in options)
-        raise UnknownNameError(f"Unknown {what} {value!r}: choose one of {listed}.")
+        shown = options if len(options) <= MANY else _nearest(value, options)
+        listed = ", ".join(repr(option) for option in shown)
+        some = "choose one of" if shown is options else f"the nearest of {len(options)} names are"
+        error = UnknownNameError(f"Unknown {what} {value!r}: {some} {listed}.")
+        error.is_cut = shown is not options
+        raise error
+
+
+def _nearest(value: str, names: list[str]) -> list[str]:
+    """The three names that are most like a text, capitals aside."""
+    like = {name: difflib.SequenceMatcher(None, value[:100].lower(), name.lower()).ratio() for name in names}
+    return sorted(names, key=lambda name: -like[name])[:3]
 
 
 def require_beta(beta: float) -> None:

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from powerpool.checks import PowerPoolError
+from powerpool.records import RecordError, read_bytes
 
 Config = TypeVar("Config")
 
@@ -296,7 +297,9 @@ def _read(recipe: str | Path) -> tuple[str, str]:
     try:
         # The functions of os.path, unlike the methods of Path, are calm about names that no file can have.
         if os.path.isfile(recipe):
-            source, raw = str(recipe), Path(recipe).read_bytes()
+            source = str(recipe)
+            _require_short(source, os.path.getsize(recipe))
+            raw = read_bytes(recipe, LARGEST)
         elif name in packaged:
             source = f"recipe {name}"
             raw = (resources.files("powerpool") / "recipes").joinpath(*f"{name}.yaml".split("/")).read_bytes()
@@ -309,13 +312,18 @@ def _read(recipe: str | Path) -> tuple[str, str]:
             )
     except OSError as error:
         raise RecipeError(f"Cannot read {recipe}: {error.strerror or error}.") from error
-    if len(raw) > LARGEST:
-        raise RecipeError(f"{source} is no recipe: it has {len(raw):,} bytes, and a recipe at most {LARGEST:,}.")
+    except RecordError as error:
+        raise RecipeError(str(error)) from error
     try:
         return raw.decode("utf-8"), source
     except UnicodeDecodeError as error:
         line = raw.count(b"\n", 0, error.start) + 1
         raise RecipeError(f"{source}, line {line}: this is not text in UTF-8. Save the file as UTF-8.") from error
+
+
+def _require_short(source: str, size: int) -> None:
+    if size > LARGEST:
+        raise RecipeError(f"{source} is no recipe: it has {size:,} bytes, and a recipe at most {LARGEST:,}.")
 
 
 def _compose(text: str, source: str) -> Any:

@@ -10,13 +10,14 @@ import copy
 import itertools
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from powerpool.checks import ArgumentError
+from powerpool.console import Bars, console, emit
 from powerpool.curves import MaxExp, SigmE
 from powerpool.nn import FirstOrderPool2d, SecondOrderPool2d
 
@@ -80,28 +81,33 @@ METHODS: dict[str, Callable[[], FirstOrderPool2d | SecondOrderPool2d]] = {
 
 def run(options: DemoOptions) -> None:
     """Train every method, showing progress, and print the table."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
     split = load_digits(fraction=0.25 if options.quick else 1.0)
     epochs = 1 if options.quick else options.epochs
     torch.manual_seed(options.seed)
     trunk = make_trunk()
     warm_up(trunk, split)
     results = []
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True)) as progress:
+    with Bars(left=False, stay=True) as bars:
         for method, make_pool in METHODS.items():
-            task = progress.add_task(method, total=epochs)
+            bar = bars.add(method, epochs)
             torch.manual_seed(options.seed)
             model = make_model(trunk, make_pool())
             start = time.perf_counter()
             for _ in train(model, split, epochs, options.seed):
-                progress.advance(task)
+                bars.advance(bar)
             seconds = time.perf_counter() - start
             parameters = sum(parameter.numel() for parameter in model.parameters())
             results.append(Result(method, accuracy(model, split.test_images, split.test_labels), parameters, seconds))
-    Console().print(make_table(results, split, epochs, options.seed))
+    emit(
+        {
+            "train_images": len(split.train_labels),
+            "test_images": len(split.test_labels),
+            "epochs": epochs,
+            "seed": options.seed,
+            "results": [asdict(result) for result in results],
+        }
+    )
+    console().print(make_table(results, split, epochs, options.seed))
 
 
 def load_digits(fraction: float = 1.0) -> Split:

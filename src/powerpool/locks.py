@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from powerpool.checks import PowerPoolError
-from powerpool.records import RecordError, make_folder
+from powerpool.records import RecordError, cannot_write, make_folder
 
 LOCK = ".lock"
 
@@ -31,7 +31,7 @@ def locked(folder: str | Path) -> Iterator[None]:
     try:
         handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
     except OSError as error:
-        raise RecordError(f"Cannot write {path}: {error.strerror}. Choose a folder that you may write to.") from error
+        raise cannot_write(path, error) from error
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -40,8 +40,11 @@ def locked(folder: str | Path) -> Iterator[None]:
             raise LockedError(
                 f"Another process ({owner}) is at work in {folder}. Wait until it has ended, or choose another folder."
             ) from error
-        os.ftruncate(handle, 0)
-        os.write(handle, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
+        except OSError as error:  # some disks of a network have no locks
+            raise RecordError(f"Cannot lock {path}: {error.strerror}. Choose a folder on another disk.") from error
+        with contextlib.suppress(OSError):  # of a full disk: the lock holds without the name of its owner
+            os.ftruncate(handle, 0)
+            os.write(handle, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
         yield
     finally:
         os.close(handle)

@@ -3,6 +3,8 @@
 Every field of the dataclass is an option, ``--model.hidden 32`` for a field of a nested one. Values are checked as
 those of a recipe are, and what is typed goes before what the recipe says. Fields without a default may be given by
 their place alone: ``compare OLD NEW`` is ``compare --old OLD --new NEW``. jsonargparse describes the options.
+
+Beside them every command has the flags of :data:`FLAGS`, which say how it runs and not what it does.
 """
 
 from __future__ import annotations
@@ -10,7 +12,8 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import typing
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from powerpool.checks import PowerPoolError
@@ -26,6 +29,7 @@ from powerpool.configs import (
     make_config,
     read_settings,
     recipe_names,
+    resolve,
     shorten,
 )
 
@@ -34,6 +38,23 @@ Options = TypeVar("Options")
 CONFIG = "config"
 PRINT = "print_config"
 HELP = ("-h", "--help")
+FLAGS = {
+    "quiet": "say nothing but errors; files are written all the same",
+    "json": "print the result as one JSON document, and nothing else to stdout",
+    "offline": "forbid all access to the network, whatever other options and recipes allow",
+    "debug": "show where in the code an error comes from",
+}
+"""What every command can be told, and what it means."""
+
+
+@dataclass(frozen=True)
+class Flags:
+    """What every command can be told; see :data:`FLAGS`."""
+
+    quiet: bool = False
+    json: bool = False
+    offline: bool = False
+    debug: bool = False
 
 
 class OptionError(PowerPoolError, ValueError):
@@ -50,6 +71,37 @@ def asks_for_recipe(arguments: Sequence[str]) -> bool:
     return any(name == PRINT for name, _ in _split(arguments))
 
 
+def flags_last(arguments: Sequence[str], groups: Collection[str]) -> list[str]:
+    """The arguments with the flags that stand before or between the words of the command behind everything else.
+
+    Args:
+        arguments: what was typed.
+        groups: first words of commands of two words.
+
+    Example:
+        >>> flags_last(["--quiet", "train", "--json", "graph", "--seed", "3"], ["train"])
+        ['train', 'graph', '--seed', '3', '--quiet', '--json']
+    """
+    rest, flags = list(arguments), list[str]()
+    for place in (0, 1):
+        while len(rest) > place and _flag_name(rest[place]) is not None:
+            flags.append(rest.pop(place))
+        if rest[:1] and rest[0] not in groups:
+            break
+    return [*rest, *flags]
+
+
+def read_flags(arguments: Sequence[str]) -> Flags:
+    """Those of the flags that are given, wherever they stand."""
+    given = ((name, words) for name, words in _split(arguments) if name in FLAGS)
+    return Flags(**{name: _flag(words)[0] for name, words in given})
+
+
+def own_options(options_type: type) -> list[str]:
+    """The names of the options that a command has of its own, which go before flags of the same name."""
+    return list(field_types(options_type))
+
+
 def parse(options_type: type[Options], arguments: Sequence[str], words_are: str | None = None) -> Options:
     """The options that were typed, over those of the recipe of ``--config``, over the defaults.
 
@@ -60,6 +112,7 @@ def parse(options_type: type[Options], arguments: Sequence[str], words_are: str 
     """
     hints = field_types(options_type)
     places = [] if words_are else _required(options_type)
+    _require_true_or_false(arguments, hints)
     recipe: dict[str, Setting] = {}
     typed: dict[str, Setting] = {}
     unnamed: list[str] = []
@@ -70,6 +123,8 @@ def parse(options_type: type[Options], arguments: Sequence[str], words_are: str 
             recipe |= read_settings(_only(words, name), options_type)
         elif name == PRINT:
             _refuse(words, name)
+        elif name in FLAGS and name not in hints:
+            unnamed += _flag(words)[1]  # read_flags has read it; the words behind it are of no option
         elif name not in hints:
             raise OptionError(_unknown(name, list(hints)))
         elif list_item(hints[name]) is not None:
@@ -90,6 +145,7 @@ def parse(options_type: type[Options], arguments: Sequence[str], words_are: str 
         stray = shorten(unnamed[len(places)])
         raise OptionError(f"{stray!r} belongs to no option. The name of one comes first: --name value.")
     typed |= {name: Setting(_value([word], hints[name], name)) for name, word in zip(places, unnamed, strict=False)}
+    _refuse_empty(recipe | typed)
     return make_config(options_type, recipe | typed)
 
 
@@ -111,6 +167,10 @@ def help_text(options_type: type, command: str) -> str:
     parser.add_argument(f"--{PRINT}", action="store_true", help="print all options as such a file, and do nothing else")
     parser.add_class_arguments(options_type, as_group=False)
     hints = field_types(options_type)
+    everywhere = parser.add_argument_group("flags of every command")
+    for flag, meaning in FLAGS.items():
+        if flag not in hints:
+            everywhere.add_argument(f"--{flag}", action="store_true", help=meaning)
     for action in parser._actions:
         hint = hints.get(action.dest)
         if hint is not None:
@@ -168,6 +228,27 @@ def _split(arguments: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
     yield name, words
 
 
+def _flag_name(argument: str) -> str | None:
+    """The flag that a word gives, or None if it is something else."""
+    name = argument[2:].partition("=")[0]
+    return name if argument.startswith("--") and name in FLAGS else None
+
+
+def _flag(words: Sequence[str]) -> tuple[bool, Sequence[str]]:
+    """Whether a flag is set, and the words behind it that are none of its own: it needs no value, but may have one."""
+    if words and isinstance(resolve(words[0]), bool):
+        return bool(resolve(words[0])), words[1:]
+    return True, words
+
+
+def _require_true_or_false(arguments: Sequence[str], hints: dict[str, Any]) -> None:
+    """Refuse a flag with another value, such as ``--json=file``."""
+    for argument in arguments:
+        name, (_, equals, value) = _flag_name(argument), argument.partition("=")
+        if name is not None and name not in hints and equals and not isinstance(resolve(value), bool):
+            raise OptionError(f"--{name} is given alone, or with true or false (got {shorten(value)!r}).")
+
+
 def _only(words: Sequence[str], name: str) -> str:
     if len(words) != 1:
         got = f"got {len(words)}: {shorten(' '.join(words))}" if words else "got none"
@@ -180,17 +261,27 @@ def _refuse(words: Sequence[str], name: str) -> None:
         raise OptionError(f"--{name} takes no value (got {shorten(' '.join(words))}).")
 
 
+def _refuse_empty(settings: dict[str, Setting]) -> None:
+    """Refuse an empty text, which as the name of a folder would be the one where the command runs."""
+    for name, setting in settings.items():
+        if setting.value == "" or (isinstance(setting.value, list | tuple) and "" in setting.value):
+            where = f"{setting.place}: {name}" if setting.place else f"--{name}"
+            raise OptionError(f"{where} must not be an empty text. Was a variable of the shell meant that is not set?")
+
+
 def _unknown(name: str, names: list[str]) -> str:
     inside = [known for known in names if known.startswith(f"{name}.")]
     if inside:
         return f"--{name} is a group of options: give one of them, such as --{inside[0]}."
-    near = did_you_mean(name, [*names, CONFIG, PRINT], prefix="--")
+    near = did_you_mean(name, [*names, CONFIG, PRINT, *FLAGS], prefix="--")
     return f"There is no option --{shorten(name)}.{near or ' --help lists all options.'}"
 
 
 def _value(words: list[str], hint: Any, name: str) -> Any:
     if hint is bool and not words:  # `--quick` alone
         return True
+    if name in FLAGS and not words:  # an option of the command that can be given as the flag of the same name is
+        words = ["true"]
     return convert_word(_only(words, name), hint, f"--{name}")
 
 

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
+import errno
 import json
 import math
 import os
 import platform
 import shlex
+import stat
 import subprocess
 import sys
 import tempfile
@@ -27,11 +29,21 @@ from powerpool.checks import PowerPoolError
 from powerpool.statistics import Summary, summarize
 
 SCHEMA = 1
+DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+"""What the system says where no other folder of the same disk would do."""
+DENIED = (errno.EACCES, errno.EPERM, errno.EROFS)
+"""What the system says where another folder would do."""
+LARGEST = 256 << 20
+"""Bytes of a JSON file: those that are written here are far smaller."""
 DERIVED = ("count", "mean", "std", "interval")
 
 
 class RecordError(PowerPoolError, ValueError):
     """A file is missing, is not JSON, or is not the record that was asked for."""
+
+
+class DiskError(RecordError):
+    """The disk is full, or does not take what is written; nothing that was there before is lost."""
 
 
 PACKAGES = (
@@ -74,15 +86,18 @@ def environment() -> dict[str, Any]:
 def atomic(path: str | Path) -> Iterator[Path]:
     """A file beside ``path`` to write to, which takes the place of ``path`` when the block ends without an error.
 
-    A process that is killed leaves the old file as it was; a reader sees the old one or the new one, never a part.
+    A process that is killed and a disk that is full leave the old file as it was; a reader sees the old one or the new
+    one, never a part. Where ``path`` is a link, the file that it leads to is written.
     """
-    path = Path(path)
-    make_folder(path.parent)
-    # The suffix stays, for writers that choose the format by it. mkstemp makes files that only their owner can read.
+    target = _target(path)
+    make_folder(target.parent)
+    # The suffix stays, for writers that choose the format by it; the rest is short, as the name may be as long as the
+    # system allows. mkstemp makes files that only their owner can read.
+    suffix = target.suffix if len(target.suffix) <= 16 else ""
     try:
-        handle, name = tempfile.mkstemp(prefix=f".{path.stem}-", suffix=path.suffix, dir=path.parent)
+        handle, name = tempfile.mkstemp(prefix=".part-", suffix=suffix, dir=target.parent)
     except OSError as error:
-        raise RecordError(f"Cannot write {path}: {error.strerror}. Choose a folder that you may write to.") from error
+        raise cannot_write(path, error) from error
     os.close(handle)
     temporary = Path(name)
     try:
@@ -90,9 +105,54 @@ def atomic(path: str | Path) -> Iterator[Path]:
         temporary.chmod(0o666 & ~_umask())
         with temporary.open("rb") as written:
             os.fsync(written.fileno())
-        temporary.replace(path)
+        temporary.replace(target)
+    except OSError as error:
+        # What the block reads of other files is not what could not be written.
+        if isinstance(error, PowerPoolError) or error.filename not in (None, name):
+            raise
+        raise cannot_write(path, error) from error
     finally:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
+def require_writable(path: str | Path, remedy: str = "") -> None:
+    """Refuse a place where no file can be written: before the work, not after it. Nothing is made there."""
+    target = _target(path)
+    try:
+        if target.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        folder = target.parent
+        while not folder.exists():
+            folder = folder.parent
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise cannot_write(path, error, "" if error.errno in DISK else remedy) from error
+
+
+def _target(path: str | Path) -> Path:
+    """The file to write: a link stays, and what it leads to is written. A pipe or a device is left alone."""
+    target = Path(os.path.realpath(path)) if os.path.islink(path) else Path(path)
+    if os.path.exists(target) and not (os.path.isfile(target) or os.path.isdir(target)):
+        raise RecordError(f"Cannot write {path}: it is a pipe or a device. Name a file.")
+    return target
+
+
+def cannot_write(path: str | Path, error: OSError, remedy: str = "") -> RecordError:
+    """The error to raise where a file or folder was not written: a :class:`DiskError` where the disk is to blame.
+
+    Example:
+        >>> str(cannot_write("run/model.pt", OSError(errno.ENOSPC, "No space left on device")))
+        'Cannot write run/model.pt: No space left on device. What was there before is unchanged: make room, and try
+        again.'
+    """
+    said = f"Cannot write {path}: {error.strerror or error}."
+    if error.errno in DISK:
+        return DiskError(f"{said} {remedy or 'What was there before is unchanged: make room, and try again.'}")
+    if not remedy and error.errno in DENIED:
+        remedy = "Choose a folder that you may write to."
+    return RecordError(f"{said} {remedy}".rstrip())
 
 
 def make_folder(path: str | Path) -> None:
@@ -100,7 +160,8 @@ def make_folder(path: str | Path) -> None:
     try:
         Path(path).mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise RecordError(f"Cannot make the folder {path}: {error.strerror}. Choose another one.") from error
+        kind, remedy = (DiskError, "Make room") if error.errno in DISK else (RecordError, "Choose another one")
+        raise kind(f"Cannot make the folder {path}: {error.strerror}. {remedy}.") from error
 
 
 def write_json(path: str | Path, data: Any) -> None:
@@ -113,21 +174,42 @@ def write_json(path: str | Path, data: Any) -> None:
 
 
 def write_text(path: str | Path, text: str) -> None:
-    """Write a text file atomically."""
+    """Write a text file atomically. Names of files that are no text have a backslash for each byte that is not."""
+    text = text.encode("utf-8", "backslashreplace").decode("utf-8")
     with atomic(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
 
-def read_json(path: str | Path) -> Any:
-    """The content of a JSON file; an error names the file, and the line where it is no JSON."""
+def read_bytes(path: str | Path, limit: int) -> bytes:
+    """The content of a file of at most ``limit`` bytes; a pipe, on which one could wait for ever, is refused."""
     try:
-        return json.loads(Path(path).read_text(encoding="utf-8"))
+        # Without waiting for somebody to open the other end of a pipe. What was opened is looked at, not the name:
+        # another process may put a new file in its place at any time.
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | getattr(os, "O_NONBLOCK", 0))) as file:
+            found = os.fstat(file.fileno())
+            if not stat.S_ISREG(found.st_mode):
+                raise RecordError(f"Cannot read {path}: it is a pipe or a device. Name a file.")
+            if found.st_size > limit:
+                raise RecordError(
+                    f"{path} is refused: it has {found.st_size:,} bytes, and files of its kind at most {limit:,}. "
+                    "Restore it, or make it again."
+                )
+            return file.read()
     except OSError as error:
         raise RecordError(f"Cannot read {path}: {error.strerror or error}.") from error
+
+
+def read_json(path: str | Path, limit: int = LARGEST) -> Any:
+    """The content of a JSON file; an error names the file, and the line where it is no JSON."""
+    content = read_bytes(path, limit)
+    try:
+        return json.loads(content.decode("utf-8"))
     except json.JSONDecodeError as error:
         raise RecordError(f"{path} is not JSON: {error.msg} in line {error.lineno}, column {error.colno}.") from error
     except UnicodeDecodeError as error:
         raise RecordError(f"{path} is not JSON: it is not text in UTF-8.") from error
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits; brackets in brackets in brackets
+        raise RecordError(f"{path} holds JSON that nobody writes: {error}.") from error
 
 
 @dataclass(frozen=True)

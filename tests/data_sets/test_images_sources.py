@@ -280,7 +280,7 @@ def test_an_interrupted_process_leaves_nothing_that_is_used(
         with pytest.raises(KeyboardInterrupt):
             load_images(path)
     assert left_in(cache) == []
-    left, young, busy = (cache / "unpacked" / name for name in (".killed", ".young", ".busy"))
+    left, young, busy = (cache / "unpacked" / f"{archives.UNPACKING}{name}" for name in ("killed", "young", "busy"))
     for folder in (left, young, busy):
         write_folder(folder / "files", {"rose/0.png": b""})
     for folder in (left, busy):
@@ -288,7 +288,7 @@ def test_an_interrupted_process_leaves_nothing_that_is_used(
     with locked(busy):
         os.utime(busy, (0, time.time() - 2 * archives.ABANDONED))
         load_images(path)
-    assert left_in(cache)[:2] == [".busy", ".young"]
+    assert left_in(cache)[:2] == [f"{archives.UNPACKING}{name}" for name in ("busy", "young")]
     assert len(left_in(cache)) == 3
 
 

@@ -52,6 +52,7 @@ class Server:
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty cache, no data folder, no network."""
+    monkeypatch.delenv("POWERPOOL_CACHE", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv("POWERPOOL_DATA", raising=False)
     monkeypatch.setenv("no_proxy", "127.0.0.1")
@@ -169,7 +170,7 @@ class TestDownload:
     def test_once(self, server: Server, ptc: bytes, cache: Path, tmp_path: Path) -> None:
         server.content = ptc
         for _ in range(2):
-            graphs = load_graphs("PTC_MR", tmp_path / "empty")
+            graphs = load_graphs("PTC_MR", tmp_path / "empty", download=True)
             assert len(graphs) == 3
             assert graphs.source == str(cache / "PTC_MR.zip")
         assert server.paths == ["/graphs/PTC_MR.zip"]
@@ -179,24 +180,24 @@ class TestDownload:
         with pytest.raises(
             MissingDataError, match=r"PTC_MR is not on this machine \(looked in .*download=True, or pass"
         ):
-            load_graphs("PTC_MR", download=False)
+            load_graphs("PTC_MR")
         assert not server.paths
 
     def test_no_network(self, cache: Path) -> None:
         with pytest.raises(MissingDataError, match=r"PTC_MR is not .*did not send it \(.*refused\).*folder that holds"):
-            load_graphs("PTC_MR")
+            load_graphs("PTC_MR", download=True)
         assert not cache.exists()
 
     def test_not_found(self, server: Server, cache: Path) -> None:
         server.status = 404
         with pytest.raises(MissingDataError, match=r"did not send it \(Not Found\)"):
-            load_graphs("PTC_MR")
+            load_graphs("PTC_MR", download=True)
         assert not cache.exists()
 
     def test_a_connection_that_breaks(self, server: Server, ptc: bytes, cache: Path) -> None:
         server.content, server.length = ptc[:100], len(ptc)
         with pytest.raises(MissingDataError, match=r"did not send it \(IncompleteRead\(100 bytes read"):
-            load_graphs("PTC_MR")
+            load_graphs("PTC_MR", download=True)
         assert not cache.exists()
 
     @pytest.mark.parametrize("case", ["half", "page", "other set", "too few graphs", "damaged text"])
@@ -212,21 +213,21 @@ class TestDownload:
             "damaged text": lambda: write_zip(made, {**CONTENT, "A": "x"}, "PTC_MR").read_bytes(),
         }[case]()
         with pytest.raises(DataError, match=r"What http.*PTC_MR\.zip sent is not PTC_MR, and was not kept: ") as caught:
-            load_graphs("PTC_MR")
+            load_graphs("PTC_MR", download=True)
         if case == "too few graphs":
             assert "has 2 graphs, expected 3" in str(caught.value)
         assert list(cache.iterdir()) == []
         server.content = ptc
-        assert len(load_graphs("PTC_MR")) == 3
+        assert len(load_graphs("PTC_MR", download=True)) == 3
 
     def test_what_a_killed_process_left_is_not_used(self, server: Server, ptc: bytes, cache: Path) -> None:
         cache.mkdir(parents=True)
         (cache / ".PTC_MR-k1ll3d.zip").write_bytes(ptc[:50])
         server.content = ptc
-        assert len(load_graphs("PTC_MR")) == 3
+        assert len(load_graphs("PTC_MR", download=True)) == 3
 
     def test_a_cache_that_cannot_be_written(self, server: Server, ptc: bytes, tmp_path: Path) -> None:
         server.content = ptc
         (tmp_path / "cache").write_text("a file where the folder should be")
         with pytest.raises(DataError, match=r"Cannot write .*PTC_MR\.zip: .*Set XDG_CACHE_HOME"):
-            load_graphs("PTC_MR")
+            load_graphs("PTC_MR", download=True)

@@ -187,11 +187,9 @@ def test_other_settings_and_pictures_never_mix_with_earlier_results(copy, tmp_pa
 
 
 def test_methods_are_those_of_the_number_of_support_pictures(own, small):
-    from rich.console import Console
-
     options = fewshot.ReproduceFewShotOptions(data=[str(own)], recipe=str(small), shots=[1, 2])
     (config,) = fewshot.read_configs(options)
-    rows = fewshot.make_rows(options, config, Console(quiet=True))
+    rows = fewshot.make_rows(options, config)
     assert [(row.method, row.config.test.shot) for row in rows] == [
         *((method, 1) for method in fewshot.ONE_SHOT),
         *((method, 2) for method in fewshot.MORE_SHOTS),

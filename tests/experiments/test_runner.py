@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from collections import Counter
 from concurrent.futures import BrokenExecutor
 from functools import partial
@@ -22,6 +23,7 @@ import torch
 from rich.console import Console
 
 from powerpool.checks import ArgumentError, PowerPoolError
+from powerpool.console import governed
 from powerpool.experiments import progress, runner
 from powerpool.experiments.runner import UnexpectedUnitError, Unit, UnitError, run_units
 from powerpool.locks import LockedError
@@ -55,6 +57,12 @@ def until(condition, what: str) -> None:
 def square(folder: Path, number: int) -> dict[str, int]:
     note(folder, f"start {number}")
     return {"number": number, "square": number**2}
+
+
+def noisy() -> dict[str, object]:
+    print("printed by another package")
+    warnings.warn("of another package", UserWarning, stacklevel=1)
+    return {"done": True}
 
 
 def revealing(number: int) -> dict[str, object]:
@@ -156,7 +164,8 @@ def drive(name: str) -> int:
     folder = Path(name)
     try:
         run_units(six_units(folder), 2, folder=folder)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stopped:
+        sys.stderr.write(f"{stopped}\n")
         return 130
     return 0
 
@@ -330,7 +339,7 @@ def test_an_interrupt_stops_the_workers_and_says_how_to_go_on(tmp_path, driver):
     os.killpg(driver.pid, signal.SIGINT)  # as a terminal does: to the command and to its workers
     _, said = driver.communicate(timeout=PATIENCE)
     assert driver.returncode == 130
-    assert "folds: interrupted: 2 of 6 folds are done and kept. The same command goes on with the rest.\n" in said
+    assert "2 of 6 folds are done and kept. The same command goes on with the rest.\n" in said
     assert "Traceback" not in said
     assert all(map(is_gone, workers_in(tmp_path)))
     assert results_in(tmp_path) == ["0.json", "1.json"]
@@ -386,7 +395,7 @@ def test_after_an_error_running_units_end_and_no_other_starts(tmp_path):
 
 def test_an_error_raised_on_purpose_keeps_its_words(tmp_path, threads):
     units = units_of(tmp_path, partial(refuses, 1), partial(square, tmp_path, 1))
-    with pytest.raises(UnitError, match=r"^fold 0: number must be even \(got 1\)\.\n0 of 2 parts are done and kept\."):
+    with pytest.raises(UnitError, match=r"^fold 0: number must be even \(got 1\)\. 0 of 2 parts are done and kept\."):
         run_units(units, 1, console=recorder(), description="parts")
 
 
@@ -397,7 +406,7 @@ def test_sys_exit_in_a_unit_is_an_error_of_that_unit(tmp_path, threads):
 
 def test_every_unit_that_failed_is_named(tmp_path, threads):
     works = [partial(refuses_together, tmp_path, number) for number in (0, 1)]
-    with pytest.raises(UnitError, match=r"fold [01]: refused\n.* Also failed: fold [01]\.$"):
+    with pytest.raises(UnitError, match=r"fold [01]: refused\. 0 of 2 .* Also failed: fold [01]\.$"):
         run_units(units_of(tmp_path, *works), 2, console=recorder())
 
 
@@ -473,6 +482,16 @@ def test_progress_goes_to_stderr(tmp_path, threads, capfd):
     out, err = capfd.readouterr()
     assert out == ""
     assert err.startswith("folds: 1 of 1 done")
+
+
+def test_workers_say_no_more_than_the_command(tmp_path, capfd):
+    for quiet, as_json in ((True, False), (False, True), (True, True), (False, False)):
+        with governed(quiet=quiet, as_json=as_json):
+            run_units([Unit(tmp_path / f"{quiet}-{as_json}.json", "unit", noisy)], jobs=1)
+        out, err = capfd.readouterr()
+        assert ("printed by another package" in out) is not (quiet or as_json)
+        assert ("printed by another package" in err) is (as_json and not quiet)
+        assert ("of another package" in err) is not quiet
 
 
 def test_the_estimate_counts_units_that_ended_and_shares_the_rest_among_the_workers():

@@ -164,7 +164,7 @@ def test_trainings_end_to_end_are_not_repeated_and_never_mix(own, tmp_path, monk
     """The training itself is another's: here it writes the record of a run folder."""
     trained = []
 
-    def train(config, images, folder, workers, console):
+    def train(config, images, folder, workers):
         trained.append(config.seed)
         fold = {"fold": 0, "value": 100.0, "top5": 100.0, "count": 4, "right": "f0", "chosen": {}, "converged": None}
         record = RunRecord(

@@ -8,7 +8,7 @@ import typing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 
@@ -20,10 +20,8 @@ from powerpool.bench.record import BenchRecord, load
 from powerpool.bench.runner import Effort, run_case
 from powerpool.bench.targets import limits, outcomes
 from powerpool.checks import ArgumentError
+from powerpool.console import Bars, complain, console, delegate, emit, notes, say
 from powerpool.records import RecordError, environment, make_folder
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 SuiteName = Literal["all", "pools", "solvers", "curves", "training", "extraction", "episodes"]
 SUITES = typing.get_args(SuiteName)[1:]
@@ -80,14 +78,11 @@ class BenchOptions:
 def run(options: BenchOptions) -> int:
     """Run the suites; 1 where the answers of a case disagreed."""
     if not launch.is_set(options.threads):
-        return launch.relaunch(["bench", *as_arguments(options)], options.threads)
+        return launch.relaunch(["bench", *as_arguments(options), *delegate()], options.threads)
     make_folder(options.out)  # before anything is measured that could not be written
-    console = report.make_console()
-    failed = 0
-    for suite in SUITES if options.suite == "all" else (options.suite,):
-        record = run_suite(suite, options, console)
-        failed += sum(bool(case.error) for case in record.cases)
-    return 1 if failed else 0
+    records = [run_suite(suite, options) for suite in (SUITES if options.suite == "all" else (options.suite,))]
+    emit([{"written": [_path(record.suite, options)], **dataclasses.asdict(record)} for record in records])
+    return 1 if any(case.error for record in records for case in record.cases) else 0
 
 
 def as_arguments(options: BenchOptions) -> list[str]:
@@ -96,43 +91,44 @@ def as_arguments(options: BenchOptions) -> list[str]:
     return [f"--{name}={str(value).lower() if isinstance(value, bool) else value}" for name, value in shown]
 
 
-def run_suite(suite: str, options: BenchOptions, console: Console) -> BenchRecord:
+def run_suite(suite: str, options: BenchOptions) -> BenchRecord:
     """Run one suite. After every case the record so far is written: what was measured is not lost."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    path = options.out / f"{suite}.json"
+    path = _path(suite, options)
     record = _start(suite, options, path)
     queue = suite_cases(suite, options.quick, options.device)
     done = {case.name for case in record.cases}
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     # On a terminal one console for both: the bar makes room for the tables.
-    bar_console = console if console.is_terminal else report.make_console(stderr=True)
-    with Progress(*columns, console=bar_console, transient=True) as progress:
-        task = progress.add_task(suite, total=len(queue))
+    shown_on = console() if console().is_interactive and not console().quiet else notes()
+    with Bars(shown_on, left=False) as bars:
+        bar = bars.add(suite, len(queue))
 
-        def say(name: str, text: str) -> None:
-            progress.update(task, description=f"{suite}: {name}: {text}")
+        def tell(name: str, text: str) -> None:
+            bars.update(bar, text=f"{suite}: {name}: {text}")
 
         while queue:
             case = queue.pop(0)  # so that the tensors of a finished case are released
             if case.name not in done:
-                measured = run_case(case, options.effort, options.device, partial(say, case.name))
+                measured = run_case(case, options.effort, options.device, partial(tell, case.name))
                 record.cases.append(measured)
                 if measured.error:
-                    progress.console.print(measured.error, style="red")
+                    complain(f"{case.name}: {measured.error}")
                 else:
-                    console.print(report.case_table(measured))
+                    console().print(report.case_table(measured))
                 _conclude(record, complete=not queue)
                 record.save(path)
-            progress.advance(task)
-    _print_conclusions(record, console)
-    console.print(f"{report.machine_line(record.environment)}\nrecord: {path}", soft_wrap=True, highlight=False)
+            bars.advance(bar)
+    _print_conclusions(record)
+    say(f"{report.machine_line(record.environment)}\nrecord: {path}")
     if options.plots and suite == "pools":
         from powerpool.bench import plots
 
         for plot in plots.draw(record, options.out):
-            console.print(f"plot: {plot}", soft_wrap=True, highlight=False)
+            say(f"plot: {plot}")
     return record
+
+
+def _path(suite: str, options: BenchOptions) -> Path:
+    return options.out / f"{suite}.json"
 
 
 def suite_cases(suite: str, quick: bool, device: str) -> list[BenchCase]:
@@ -197,10 +193,10 @@ def _conclude(record: BenchRecord, complete: bool) -> None:
         record.selection = selection(record.cases)
 
 
-def _print_conclusions(record: BenchRecord, console: Console) -> None:
+def _print_conclusions(record: BenchRecord) -> None:
     if record.fits:
-        console.print(report.fit_table(record))
+        console().print(report.fit_table(record))
     if record.selection:
-        console.print(report.selection_table(record))
+        console().print(report.selection_table(record))
     if record.targets:
-        console.print(report.target_table(record))
+        console().print(report.target_table(record))

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from powerpool.bench.record import BenchRecord, CaseRecord, Measured, load
-from powerpool.bench.report import make_console
 from powerpool.bench.timing import Spread
 from powerpool.checks import ArgumentError
+from powerpool.console import cell, console, emit, say
 from powerpool.records import RecordError
 
 if TYPE_CHECKING:
@@ -62,19 +62,20 @@ def run(options: CompareOptions) -> int:
     """Print what changed; 1 where something of powerpool got slower."""
     old, new = load(options.old), load(options.new)
     changes = compare(old, new, options.threshold, options.absolute)
-    console = make_console()
-    console.print(make_table(changes, options.threshold))
+    found = [{**asdict(change), "is_regression": change.is_regression} for change in changes]
+    emit({"regressions": sum(change.is_regression for change in changes), "changes": found})
+    console().print(make_table(changes, options.threshold))
     for fact in ("processor", "torch"):
         if old.environment.get(fact) != new.environment.get(fact):
-            console.print(f"Not the same {fact}: {old.environment.get(fact)}, now {new.environment.get(fact)}.")
+            say(f"Not the same {fact}: {old.environment.get(fact)}, now {new.environment.get(fact)}.")
     worse = [change for change in changes if change.is_regression]
     counts = {verdict: sum(change.verdict == verdict for change in worse) for verdict in ("slower", "missing", "wrong")}
     meaning = {"slower": "got slower", "missing": "missing", "wrong": "wrong: the answers of the case disagreed"}
     for verdict, count in counts.items():
         if count:
-            console.print(f"{count} of powerpool {meaning[verdict]}.")
+            say(f"{count} of powerpool {meaning[verdict]}.")
     if not worse:
-        console.print("Nothing of powerpool got slower.")
+        say("Nothing of powerpool got slower.")
     return 1 if worse else 0
 
 
@@ -170,7 +171,7 @@ def make_table(changes: list[Change], threshold: float) -> Table:
         ratio = "" if change.old is None or change.new is None else f"{change.new / change.old:.2f}"
         style = "red" if change.is_regression else {"slower": "yellow", "faster": "green"}.get(change.verdict)
         cells = [_number(value, change.unit) for value in (change.old, change.new)]
-        table.add_row(change.verdict, change.case, change.contender, *cells, ratio, style=style)
+        table.add_row(change.verdict, cell(change.case), cell(change.contender), *cells, ratio, style=style)
     return table
 
 

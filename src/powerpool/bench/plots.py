@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import csv
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from powerpool import plotting
 from powerpool.bench import report
 from powerpool.bench.record import BenchRecord, CaseRecord
-from powerpool.records import atomic
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 NAMES = {"channels": "channels C", "locations": "locations N", "eta": "eta"}
 
@@ -69,55 +71,43 @@ def pictures(record: BenchRecord) -> list[tuple[str, Sweep, str]]:
 
 
 def _plot(record: BenchRecord, sweep: Sweep, stem: Path, quantity: str, formats: Sequence[str]) -> list[Path]:
-    # Figure and not pyplot: no window system, and nothing global that another user of matplotlib would notice.
-    from matplotlib import colormaps, rc_context
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(9, 5.5), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    rows: list[dict[str, Any]] = []
     # The legend in the order of the lines at their right end, the highest first.
     series = sorted(_series(sweep, quantity), key=lambda line: -line[2][-1][1])
-    for number, (name, origin, points) in enumerate(series):
-        color = colormaps["tab20"](number % 20)
-        style = {"powerpool": "-", "competitor": "--", "floor": ":"}[origin]
-        x, y, low, high = zip(*points, strict=True)
-        width = 2.2 if origin == "powerpool" else 1.2
-        axes.plot(x, y, style, label=name, color=color, marker="o", markersize=3, linewidth=width)
-        if quantity == "time":
-            axes.fill_between(x, low, high, color=color, alpha=0.2, linewidth=0)
-        rows += [
-            {sweep.against: at, "contender": name, "origin": origin, "median": value, "lower": lower, "upper": upper}
-            for at, value, lower, upper in points
-        ]
-    unit = "total time of forward and backward (ms)" if quantity == "time" else "peak memory of both passes (MB)"
-    axes.set(xscale="log", yscale="log", xlabel=NAMES[sweep.against], ylabel=unit)
-    axes.set_xticks([case.sizes[sweep.against] for case in sweep.cases])
-    axes.xaxis.set_major_formatter("{x:g}")
-    axes.minorticks_off()
-    axes.grid(alpha=0.3)
-    axes.set_title(f"Spectral MaxExp against {NAMES[sweep.against]}: {quantity} ({sweep.where})")
-    figure.legend(loc="outside right upper", fontsize="small")
-    figure.supxlabel(report.machine_line(record.environment), fontsize="x-small")
+    rows: list[dict[str, Any]] = [
+        {sweep.against: at, "contender": name, "origin": origin, "median": value, "lower": lower, "upper": upper}
+        for name, origin, points in series
+        for at, value, lower, upper in points
+    ]
+
+    def draw(figure: Figure) -> None:
+        from matplotlib import colormaps
+
+        axes = figure.add_subplot()
+        for number, (name, origin, points) in enumerate(series):
+            color = colormaps["tab20"](number % 20)
+            style = {"powerpool": "-", "competitor": "--", "floor": ":"}[origin]
+            x, y, low, high = zip(*points, strict=True)
+            width = 2.2 if origin == "powerpool" else 1.2
+            axes.plot(x, y, style, label=plotting.plain(name), color=color, marker="o", markersize=3, linewidth=width)
+            if quantity == "time":
+                axes.fill_between(x, low, high, color=color, alpha=0.2, linewidth=0)
+        unit = "total time of forward and backward (ms)" if quantity == "time" else "peak memory of both passes (MB)"
+        axes.set(xscale="log", yscale="log", xlabel=NAMES[sweep.against], ylabel=unit)
+        axes.set_xticks([case.sizes[sweep.against] for case in sweep.cases])
+        axes.xaxis.set_major_formatter("{x:g}")
+        axes.minorticks_off()
+        axes.grid(alpha=0.3)
+        axes.set_title(plotting.plain(f"Spectral MaxExp against {NAMES[sweep.against]}: {quantity} ({sweep.where})"))
+        figure.legend(loc="outside right upper", fontsize="small")
+        figure.supxlabel(plotting.plain(report.machine_line(record.environment)), fontsize="x-small")
+
     written = [stem.with_suffix(f".{name}") for name in formats]
-    for path in written:
-        with atomic(path) as temporary:
-            if path.suffix == ".csv":
-                _write_rows(temporary, rows)
-            else:
-                # Without a date and with fixed ids the same record gives the same file.
-                with rc_context({"svg.hashsalt": stem.name}):
-                    figure.savefig(temporary, dpi=150, metadata={"Date": None} if path.suffix == ".svg" else None)
+    pictures = [path for path in written if path.suffix != ".csv"]
+    if pictures:
+        plotting.save(draw, pictures, (9, 5.5), salt=stem.name)
+    if "csv" in formats:
+        plotting.write_rows(stem.with_suffix(".csv"), rows)
     return written
-
-
-def _write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, fieldnames=list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
 
 
 def _series(sweep: Sweep, quantity: str) -> list[tuple[str, str, list[tuple[float, float, float, float]]]]:

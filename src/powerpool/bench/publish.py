@@ -9,13 +9,22 @@ from pathlib import Path
 from powerpool.bench import plots
 from powerpool.bench.command import SUITES
 from powerpool.bench.record import BenchRecord, CaseRecord, Measured, load
-from powerpool.bench.report import machine_line, make_console, number
+from powerpool.bench.report import machine_line, number
 from powerpool.bench.targets import GRAM, LOEWNER, NEWTON_SCHULZ, OURS, TARGETS
 from powerpool.checks import ArgumentError
+from powerpool.console import emit, say
+from powerpool.experiments import document
+from powerpool.experiments.document import Bold, escaped
 from powerpool.records import RecordError, make_folder, write_text
 
 LOSS = 1.05
 """From this ratio on a competitor counts as faster; less is within the noise of a shared machine."""
+
+
+class Own(str):
+    """A text of a table that is all ours, such as a time with a star; texts of records are escaped."""
+
+    __slots__ = ()
 
 
 @dataclass(frozen=True)
@@ -38,7 +47,7 @@ class PublishOptions:
 def run(options: PublishOptions) -> None:
     """Write the folder and say what is in it."""
     paths = [options.source / f"{suite}.json" for suite in SUITES]
-    records = [load(path) for path in paths if path.exists()]
+    records = [_load(path) for path in paths if path.exists()]
     if not records:
         raise RecordError(f"{options.source} holds no record: run `powerpool bench --out {options.source}` first.")
     for record in records:
@@ -50,9 +59,19 @@ def run(options: PublishOptions) -> None:
         record.save(options.out / f"{record.suite}.json")
         if record.suite == "pools":
             plots.draw(record, options.out, formats=("svg",))
-    published = [load(path) for suite in SUITES if (path := options.out / f"{suite}.json").exists()]
+    published = [_load(path) for suite in SUITES if (path := options.out / f"{suite}.json").exists()]
     write_text(options.out / "README.md", markdown(published))
-    make_console().print(f"{options.out}: README.md and {', '.join(f'{record.suite}.json' for record in published)}")
+    names = [f"{record.suite}.json" for record in published]
+    emit({"written": [options.out / name for name in ("README.md", *names)]})
+    say(f"{options.out}: README.md and {', '.join(names)}")
+
+
+def _load(path: Path) -> BenchRecord:
+    """The record of the suite that the file is called after: its suite becomes the name of another file."""
+    record = load(path)
+    if record.suite != path.stem:
+        raise RecordError(f"{path} holds the suite {record.suite!r}: call the file after its suite.")
+    return record
 
 
 def markdown(records: Sequence[BenchRecord]) -> str:
@@ -77,13 +96,14 @@ def markdown(records: Sequence[BenchRecord]) -> str:
             "",
             f"## {record.suite}",
             "",
-            f"`powerpool bench {record.suite}`: {machine_line(record.environment)}.",
+            f"`powerpool bench {record.suite}`: {escaped(machine_line(record.environment))}.",
         ]
         for section in sections[record.suite]:
             lines += ["", *section(record)]
-        wrong = [f"- {case.name}: {case.error[:200]}" for case in record.cases if case.error]
+        wrong = [f"{case.name}: {case.error[:200]}" for case in record.cases if case.error]
         if wrong:
-            lines += ["", "### Not timed: answers disagreed", "", *wrong]
+            listed = document.markdown([document.Items(wrong)]).rstrip("\n")
+            lines += ["", "### Not timed: answers disagreed", "", listed]
     return "\n".join(lines) + "\n"
 
 
@@ -122,7 +142,7 @@ def _targets(record: BenchRecord) -> list[str]:
     rows = []
     for target in record.targets:
         sign = "at most" if "floor" in target["what"] else "at least"
-        met = "met" if target["met"] else "**missed**"
+        met = "met" if target["met"] else Bold("missed")
         rows.append((target["case"], target["what"], f"{sign} {target['wanted']:g}", f"{target['measured']:.3g}", met))
     return _table("### Targets", ("case", "what", "wanted", "measured", ""), rows)
 
@@ -168,7 +188,8 @@ def _growth(record: BenchRecord) -> list[str]:
 def _pictures(record: BenchRecord) -> list[str]:
     lines = ["### Pictures"]
     for stem, sweep, quantity in plots.pictures(record):
-        lines += ["", f"![{quantity} against {plots.NAMES[sweep.against]}, {sweep.where}]({stem}.svg)"]
+        title = f"{quantity} against {plots.NAMES[sweep.against]}, {sweep.where}"
+        lines += ["", f"![{escaped(title)}]({stem}.svg)"]
     return lines
 
 
@@ -195,7 +216,7 @@ def _curves(record: BenchRecord) -> list[str]:
         for result in case.results
         if result.origin != "floor"
     ]
-    headings = ("case", "contender", "total", "x forming M", "note (*)")
+    headings = ("case", "contender", "total", "x forming M", Own("note (*)"))
     return [*_table("### Curves, ms", headings, rows), "", *_losses(record)]
 
 
@@ -221,7 +242,7 @@ def _whole_jobs(record: BenchRecord, title: str, what: str) -> list[str]:
 
 
 def _time(result: Measured | None) -> str:
-    return "" if result is None else _milliseconds(result.total.median) + (" *" if result.note else "")
+    return Own("" if result is None else _milliseconds(result.total.median) + (" *" if result.note else ""))
 
 
 def _milliseconds(seconds: float) -> str:
@@ -241,10 +262,8 @@ def _ratio(result: Measured, floor: Measured) -> str:
 
 
 def _table(title: str, headings: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    return [
-        title,
-        "",
-        f"| {' | '.join(headings)} |",
-        "|" + "---|" * len(headings),
-        *(f"| {' | '.join(row)} |" for row in rows),
-    ]
+    return [title, "", _row(headings), "|" + "---|" * len(headings), *map(_row, rows)]
+
+
+def _row(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cell if isinstance(cell, Own) else escaped(cell) for cell in cells)} |"

@@ -6,27 +6,19 @@ from typing import TYPE_CHECKING, Any
 
 from powerpool.bench.record import BenchRecord, CaseRecord
 from powerpool.bench.timing import Spread
+from powerpool.console import cell
 
 if TYPE_CHECKING:
-    from rich.console import Console
     from rich.table import Table
 
 SHORT = {"batch": "B", "channels": "C", "locations": "N"}
-
-
-def make_console(stderr: bool = False) -> Console:
-    """A console; into a file or a pipe it writes lines that are wide enough for the tables."""
-    from rich.console import Console
-
-    console = Console(stderr=stderr)
-    return console if console.is_terminal else Console(stderr=stderr, width=140)
 
 
 def case_table(case: CaseRecord) -> Table:
     """Times and memory of every contender of one case."""
     from rich.table import Table
 
-    table = Table(title=case.name, title_justify="left")
+    table = Table(title=cell(case.name), title_justify="left")
     table.add_column("contender", no_wrap=True)
     for heading in ("forward ms", "backward ms", "total ms (quartiles)", "x floor", "peak MB"):
         table.add_column(heading, justify="right", no_wrap=True)
@@ -36,17 +28,17 @@ def case_table(case: CaseRecord) -> Table:
         ratio = "" if floor is None else f"{result.total.median / floor.total.median:.2f}"
         style = "bold" if result.origin == "powerpool" else None
         table.add_row(
-            result.name,
+            cell(result.name),
             _milliseconds(result.forward.median),
             _milliseconds(result.backward.median),
             _with_quartiles(result.total),
             ratio,
             f"{result.peak_bytes / 2**20:.2f}",
-            result.note,
+            cell(result.note),
             style=style,
         )
     for skipped in case.skipped:
-        table.add_row(skipped.name, "-", "-", "-", "-", "-", skipped.reason, style="dim")
+        table.add_row(cell(skipped.name), "-", "-", "-", "-", "-", cell(skipped.reason), style="dim")
     return table
 
 
@@ -64,8 +56,8 @@ def target_table(record: BenchRecord) -> Table:
     for target in record.targets:
         sign = "<=" if "floor" in target["what"] else ">="
         table.add_row(
-            target["case"],
-            target["what"],
+            cell(target["case"]),
+            cell(target["what"]),
             f"{sign} {target['wanted']:g}",
             f"{target['measured']:.3g}",
             "met" if target["met"] else "[red]missed[/red]",
@@ -85,7 +77,7 @@ def fit_table(record: BenchRecord) -> Table:
     for fit in record.fits:
         fixed = " ".join(f"{SHORT.get(name, name)}{size}" for name, size in fit["fixed"].items())
         cells = (number(fit[name]) for name in ("exponent", "exponent_upper_half", "r2_logarithm"))
-        table.add_row(fit["contender"], fit["against"], fixed, *cells)
+        table.add_row(cell(fit["contender"]), cell(fit["against"]), cell(fixed), *cells)
     return table
 
 
@@ -98,13 +90,13 @@ def selection_table(record: BenchRecord) -> Table:
         table.add_column(heading)
     solvers = list(dict.fromkeys(name for row in record.selection for name in row["seconds"]))
     for heading in (*solvers, "chosen", "x best"):
-        table.add_column(heading, justify="right")
+        table.add_column(cell(heading), justify="right")
     for row in record.selection:
         times = [_milliseconds(row["seconds"][name]) if name in row["seconds"] else "-" for name in solvers]
         where = "matrix" if row["locations"] is None else str(row["locations"])
         ratio = f"{row['times_best']:.2f}"
         shown = f"[red]{ratio}[/red]" if row["times_best"] > 1.5 else ratio
-        table.add_row(row["curve"], str(row["channels"]), where, *times, row["chosen"], shown)
+        table.add_row(cell(row["curve"]), str(row["channels"]), cell(where), *times, cell(row["chosen"]), shown)
     return table
 
 

@@ -27,7 +27,8 @@ from powerpool.data.images import (
     load_images,
     readable,
 )
-from powerpool.data.pictures import ImageError, Limits, read_image
+from powerpool.data.limits import Limits
+from powerpool.data.pictures import ImageError, read_image
 
 __all__ = [
     "ClassCut",

@@ -18,10 +18,11 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from powerpool.data.errors import DataError, MissingDataError
-from powerpool.data.pictures import SUFFIXES, Limits
+from powerpool.data.limits import Limits
+from powerpool.data.pictures import SUFFIXES
 from powerpool.data.places import cache_folder, without_cache
 from powerpool.locks import LOCK, LockedError, locked
-from powerpool.records import RecordError, make_folder, read_json, write_json
+from powerpool.records import DISK, RecordError, make_folder, read_json, write_json
 
 UNPACKED = (*SUFFIXES, ".txt", ".csv")
 """How the names of files end that are unpacked: pictures, and lists that say what they show."""
@@ -29,6 +30,10 @@ SYSTEM = ("thumbs.db", "desktop.ini", "__macosx")
 """What systems leave in folders and archives, beside hidden files."""
 ABANDONED = 60.0
 """Seconds after which a folder that no process has locked is one that its process did not live to finish."""
+UNPACKING = ".unpacking-"
+"""How the names of folders begin that are not whole yet."""
+MANIFEST = 1 << 30
+"""Bytes of the list of all files of a copy, which may be some millions."""
 CHUNK = 1 << 20
 
 
@@ -63,7 +68,7 @@ def unpack(path: Path, limits: Limits) -> Unpacked:
         raise MissingDataError(f"There is no file {path}.")
     with _naming(path), zipfile.ZipFile(path) as archive:
         members, others = _members(path, archive, limits)
-        target = cache_folder("images") / "unpacked" / f"{path.stem}-{_key(members, others)}"
+        target = cache_folder("images") / "unpacked" / f"{path.stem.lstrip('.')}-{_key(members, others)}"
         found = _read_copy(target)
         if found is None:
             _make_copy(archive, members, others, target)
@@ -81,11 +86,6 @@ def _members(
 ) -> tuple[dict[str, zipfile.ZipInfo], tuple[str, ...]]:
     """The files to unpack, by name, and the names of all others; refuses what no archive of pictures has."""
     infos = archive.infolist()
-    if len(infos) > limits.files:
-        raise DataError(
-            f"{path} is refused: it has {len(infos):,} files, at most {limits.files:,} are unpacked. Unpack it by "
-            "other means and pass the folder, or raise the limit of files."
-        )
     found: dict[str, zipfile.ZipInfo] = {}
     others = []
     for info in infos:
@@ -99,11 +99,8 @@ def _members(
         else:
             found[name] = info
     size = sum(info.file_size for info in found.values())
-    if size > limits.unpacked:
-        raise DataError(
-            f"{path} is refused: its files have {size:,} bytes, at most {limits.unpacked:,} are unpacked. Unpack it by "
-            "other means and pass the folder, or raise the limit of unpacked bytes."
-        )
+    if (excess := limits.excess(path.stat().st_size, len(infos), size)) is not None:
+        raise DataError(f"{path} is refused: {excess}, or unpack it by other means and pass the folder.")
     return found, tuple(sorted(others))
 
 
@@ -113,8 +110,10 @@ def _safe_name(path: Path, info: zipfile.ZipInfo) -> str:
     parts = PurePosixPath(name).parts
     if name.startswith("/") or ".." in parts or (parts and ":" in parts[0]):
         raise DataError(f"{path} is refused: its member {info.filename!r} would be written outside of the folder.")
-    if stat.S_ISLNK(info.external_attr >> 16):
-        raise DataError(f"{path} is refused: its member {info.filename!r} is a link. Pack the files themselves.")
+    kind = stat.S_IFMT(info.external_attr >> 16)
+    if kind not in (0, stat.S_IFREG, stat.S_IFDIR):
+        what = "a link" if kind == stat.S_IFLNK else "a device or a pipe"
+        raise DataError(f"{path} is refused: its member {info.filename!r} is {what}. Pack the files themselves.")
     return "/".join(parts)
 
 
@@ -133,7 +132,7 @@ def _read_copy(target: Path) -> Unpacked | None:
     """The copy, if it is there and none of its files was deleted or cut."""
     folder = target / "files"
     try:
-        manifest = read_json(target / "manifest.json")
+        manifest = read_json(target / "manifest.json", MANIFEST)
         sizes = {name: size for name, size, _ in manifest["files"]}
         if any((folder / name).stat().st_size != size for name, size in sizes.items()):
             return None
@@ -149,9 +148,9 @@ def _make_copy(
     try:
         make_folder(target.parent)
         _sweep(target.parent)
-        temporary = Path(tempfile.mkdtemp(prefix=".", dir=target.parent))
+        temporary = Path(tempfile.mkdtemp(prefix=UNPACKING, dir=target.parent))
     except (OSError, RecordError) as error:
-        raise DataError(without_cache(target, error)) from error
+        raise without_cache(target, error, DataError) from error
     try:
         with locked(temporary):
             files = _extract(archive, members, temporary)
@@ -199,7 +198,7 @@ def _put(temporary: Path, target: Path) -> None:
 
 def _sweep(folder: Path) -> None:
     """Remove what processes left that were killed while they unpacked."""
-    for left in folder.glob(".*"):
+    for left in folder.glob(f"{UNPACKING}*"):
         with contextlib.suppress(OSError, LockedError, RecordError):
             if time.time() - left.stat().st_mtime > ABANDONED:
                 with locked(left):
@@ -216,4 +215,6 @@ def _naming(path: Path) -> Iterator[None]:
     except (NotImplementedError, RuntimeError, OSError) as error:  # ways of packing and passwords; the disk
         if isinstance(error, LockedError):
             raise
+        if isinstance(error, OSError) and error.errno in DISK:
+            raise without_cache(cache_folder("images"), error) from error
         raise DataError(f"Cannot unpack {path}: {error}.") from error

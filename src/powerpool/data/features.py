@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from powerpool.checks import DTypeError, NotFiniteError, ShapeError
-from powerpool.records import RecordError, make_folder, read_json, write_json
+from powerpool.records import DISK, DiskError, RecordError, cannot_write, make_folder, read_json, write_json
 
 STORE, MAPS = "store.json", "maps.bin"
 DTYPES = {"float16": torch.float16, "float32": torch.float32, "uint8": torch.uint8}
@@ -105,8 +105,11 @@ class FeatureStore:
 
     def flush(self) -> None:
         """Put what was added on the disk, and only then say so."""
-        with (self.folder / MAPS).open("rb") as file:
-            os.fsync(file.fileno())
+        try:
+            with (self.folder / MAPS).open("rb") as file:
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise cannot_write(self.folder / MAPS, error) from error
         write_json(self.folder / STORE, {**self._head(), "done": self.done})
 
     def _head(self) -> dict[str, Any]:
@@ -140,7 +143,7 @@ class FeatureStore:
                 handle.truncate(self.bytes)
         except OSError as error:
             file.unlink(missing_ok=True)
-            raise RecordError(
+            raise (DiskError if error.errno in DISK else RecordError)(
                 f"Cannot make {file} of {self.bytes / 1e9:.1f} GB: {error.strerror}. Choose another folder with "
                 "$POWERPOOL_CACHE, or fewer or smaller crops or pictures."
             ) from error

@@ -21,9 +21,10 @@ from powerpool.data.banks import PictureBank, Resize, read_bank
 from powerpool.data.errors import DataError, MissingDataError
 from powerpool.data.image_hub import PictureSource, load_hub
 from powerpool.data.image_layouts import Labelled, arrange, some
-from powerpool.data.image_sources import KNOWN, Place, hash_files, locate, names_of, scan
+from powerpool.data.image_sources import KNOWN, Place, hash_files, locate, names_of, read_list, scan
 from powerpool.data.images import NAMES, Corrupt, ImageSplit
-from powerpool.data.pictures import SUFFIXES, Limits
+from powerpool.data.limits import Limits
+from powerpool.data.pictures import SUFFIXES
 
 ORDERS = ("names", "drawn")
 
@@ -111,10 +112,16 @@ CUTS = {
 Omniglot: 1100, 100 and 423 of its 1623 characters; the glyphs that are made on this machine: 150, 40 and 50 of 240."""
 
 
-def natural(name: str) -> tuple[list[str | int], str]:
+def natural(name: str) -> tuple[list[str | tuple[int, str]], str]:
     """A key that sorts names as people do: 2 before 10."""
     parts = re.split(r"([0-9]+)", name)
-    return [int(part) if place % 2 else part for place, part in enumerate(parts)], name
+    return [_number(part) if place % 2 else part for place, part in enumerate(parts)], name
+
+
+def _number(digits: str) -> tuple[int, str]:
+    """Sorts as the number does, and takes any number of digits: that of int is limited."""
+    significant = digits.lstrip("0")
+    return len(significant), significant
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -249,7 +256,7 @@ def _find(place: Place, limits: Limits, problem: str | None, download: bool) -> 
         labelled = open_mic(files, problem, source)
         names = [name for name in files if _is_picture(name)]  # of all problems, so that none is hashed twice
     else:
-        labelled = arrange(files, lambda name: (folder / name).read_bytes(), source, nested=True)
+        labelled = arrange(files, lambda name: read_list(folder / name, limits), source, nested=True)
         names = [picture.file for picture in labelled]
     sources: dict[str, PictureSource] = {name: str(folder / name) for name in names}
     return _Found(source, labelled, sources, hashes or hash_files(folder, names))

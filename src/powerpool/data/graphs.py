@@ -14,6 +14,7 @@ from torch import Tensor
 from powerpool.checks import ArgumentError, DTypeError, ShapeError, require_choice, values_are_checked
 from powerpool.data import tu_sources
 from powerpool.data.errors import DataError, MissingDataError
+from powerpool.data.limits import Limits
 from powerpool.data.tu_format import EDGES, TuFiles, TuTables, read_tables
 
 if TYPE_CHECKING:
@@ -235,7 +236,8 @@ def load_graphs(
     edges: str = "undirected",
     labelled: bool = True,
     classes: Sequence[int] | None = None,
-    download: bool = True,
+    download: bool = False,
+    limits: Limits | None = None,
 ) -> GraphSet:
     """Read a set of graphs in the format of the TU collection, and check it.
 
@@ -244,8 +246,7 @@ def load_graphs(
             path of a folder, or of a zip, with files in TU format (``NAME_A.txt`` and so on, for any NAME).
         root: a folder with ``NAME.zip``, ``NAME/`` or ``NAME/raw/``, in itself or in its folder ``graphs``; by default
             the one that the environment variable POWERPOOL_DATA names. A set that is not there is looked for in the
-            cache (``~/.cache/powerpool/graphs``); MUTAG is then taken from the installed package grakel; all others
-            are downloaded to the cache.
+            cache (``~/.cache/powerpool/graphs``); MUTAG is then taken from the installed package grakel.
         features: one-hot ``"labels"`` of nodes, one-hot ``"degree"``, or ``"constant"``, a single 1. ``"auto"`` is
             labels where there are any; else constant for the REDDIT sets, as in the paper that introduced GIN, and
             degree for all others. The ``features`` of another set encode this one in the same columns. Attributes of
@@ -257,7 +258,8 @@ def load_graphs(
         labelled: False for graphs of unknown class: ``NAME_graph_labels.txt`` is not read, all targets are -1.
         classes: labels in the order of their classes, as in the ``classes`` of another set; by default all labels in
             the file, ascending.
-        download: False to stay off the network.
+        download: whether a set that is on this machine nowhere may be fetched from the network, into the cache.
+        limits: how large files and zips may be.
 
     Example:
         >>> graphs = load_graphs("MUTAG", features="degree")
@@ -269,8 +271,8 @@ def load_graphs(
     require_choice(edges, EDGES, "choice of edges")
     if degree_cap < 1:
         raise ArgumentError(f"degree_cap must be at least 1 (got {degree_cap}): 0 would tell no node from another.")
-    place = tu_sources.locate(name, root, download)
-    with TuFiles.open(place.path, place.name) as files:
+    place = tu_sources.locate(name, root, download, limits)
+    with TuFiles.open(place.path, place.name, limits) as files:
         tables = read_tables(files, edges, labelled)
         if not isinstance(features, NodeFeatures):
             require_choice(features, FEATURES, "kind of node features")

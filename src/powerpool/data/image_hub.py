@@ -16,7 +16,8 @@ from powerpool.checks import UnknownNameError
 from powerpool.data.archives import content_hash
 from powerpool.data.errors import DataError, MissingDataError
 from powerpool.data.image_layouts import SPLITS, Labelled
-from powerpool.data.places import cache_folder
+from powerpool.data.pictures import ImageError, require_file
+from powerpool.data.places import cache_folder, how_to_fetch, may_fetch
 from powerpool.records import RecordError, read_json, write_json
 
 HUB = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -38,7 +39,15 @@ class Row:
     def read(self) -> bytes:
         """The bytes of the picture."""
         cell = self.table[self.number][self.column]
-        return cell["bytes"] if cell["bytes"] is not None else Path(cell["path"]).read_bytes()
+        if cell["bytes"] is not None:
+            return cell["bytes"]
+        try:
+            require_file(cell["path"])
+            return Path(cell["path"]).read_bytes()
+        except (OSError, TypeError, ValueError) as error:  # a table of others may name anything, or nothing
+            if isinstance(error, ImageError):
+                raise
+            raise ImageError(f"Row {self.number} names the file {cell['path']!r}, which cannot be read.") from error
 
 
 PictureSource = str | Row
@@ -92,13 +101,13 @@ def _load_tables(name: str, download: bool) -> dict[str, Table]:
         raise UnknownNameError(f"A set on the Hugging Face hub is called owner/name (got {name!r}).")
     datasets = _datasets()
     try:
-        with _settings(offline=not download):
+        with _settings(offline=not may_fetch(download)):
             return datasets.load_dataset(name)
     except Exception as error:  # of the network, the hub, the files and the cache: one for each, and more
-        if download:
+        if may_fetch(download):
             remedy = "HF_HUB_OFFLINE is set." if datasets.config.HF_HUB_OFFLINE else "Look at the name and the network."
         else:
-            remedy = "It is not on this machine: allow download=True."
+            remedy = f"It is not on this machine: {how_to_fetch('allow download=True.')}"
         raise MissingDataError(f"Cannot load {name} from the Hugging Face hub: {error} {remedy}") from error
 
 

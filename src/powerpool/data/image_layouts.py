@@ -239,7 +239,7 @@ def _from_cub(pictures: list[str], lists: Lists) -> list[Labelled]:
     present, found = set(pictures), []
     for name, table in zip(CUB[1:3], (labels, flags), strict=True):
         if table.keys() != paths.keys():
-            number = min(table.keys() ^ paths.keys(), key=int)
+            number = min(table.keys() ^ paths.keys(), key=lambda own: (len(own), own))
             raise DataError(f"{lists.source}: picture {number} is in only one of {CUB[0]} and {name}.")
     for number, (line, path) in paths.items():
         picture, (label_line, label), (flag_line, flag) = f"images/{path}", labels[number], flags[number]

@@ -19,8 +19,9 @@ from powerpool.data.errors import DataError, MissingDataError
 from powerpool.data.glyphs import GLYPHS, glyphs_folder
 from powerpool.data.image_hub import HUB, is_cached
 from powerpool.data.image_layouts import some
-from powerpool.data.pictures import ImageError
-from powerpool.data.places import cache_folder, data_folders
+from powerpool.data.limits import Limits, how_to_raise
+from powerpool.data.pictures import ImageError, require_file
+from powerpool.data.places import cache_folder, data_folders, how_to_fetch, may_fetch
 from powerpool.records import RecordError, read_json, write_json
 
 
@@ -70,7 +71,7 @@ KNOWN = {
 MADE = {DIGITS: digits_folder, GLYPHS: glyphs_folder}
 """Sets that are made on this machine, without a network."""
 
-PACKED = (".tar", ".tgz", ".gz")
+PACKED = (".tar", ".tgz", ".gz", ".bz2", ".xz", ".zst", ".rar", ".7z")
 """Archives that are not read."""
 
 
@@ -136,15 +137,14 @@ def _at(path: Path) -> Place:
 def _from_hub(name: str, root: str | Path | None, download: bool) -> Place:
     """A known set that lies in no data folder."""
     known = KNOWN[name]
-    if known.hub is not None and (download or is_cached(known.hub)):
+    if known.hub is not None and (may_fetch(download) or is_cached(known.hub)):
         return Place(name, hub=known.hub, known=known)
     looked = ", ".join(str(folder) for folder in data_folders(root, "images")) or "POWERPOOL_DATA is not set"
     here = f" The folder of that name here is ./{name}." if Path(name).is_dir() else ""
     from_hub = f"allow download=True ({known.hub} on the Hugging Face hub), or " if known.hub else ""
-    raise MissingDataError(
-        f"{name} is not on this machine (looked in: {looked}): {from_hub}pass root=, a folder that holds {name}/ or "
-        f"{name}.zip with {known.official}.{here}"
-    )
+    remedy = f"{from_hub}pass root=, a folder that holds {name}/ or {name}.zip with {known.official}.{here}"
+    remedy = how_to_fetch(remedy) if known.hub else remedy
+    raise MissingDataError(f"{name} is not on this machine (looked in: {looked}): {remedy}")
 
 
 def _unknown(name: str, root: str | Path | None) -> str:
@@ -189,6 +189,17 @@ def scan(folder: Path) -> list[str]:
     return sorted(found)
 
 
+def read_list(path: Path, limits: Limits) -> bytes:
+    """The content of a list of pictures; an OSError where there is none."""
+    require_file(path)
+    size = path.stat().st_size
+    if size > limits.text:
+        raise DataError(
+            f"{path} is refused: it has {size:,} bytes, at most {limits.text:,} are read. {how_to_raise('text')}."
+        )
+    return path.read_bytes()
+
+
 def hash_files(folder: Path, names: list[str]) -> dict[str, str]:
     """The hash of the bytes of each file; those of files that did not change since the last time are in the cache."""
     key = hashlib.blake2b(str(folder.resolve()).encode(errors="surrogateescape"), digest_size=8).hexdigest()
@@ -201,6 +212,7 @@ def hash_files(folder: Path, names: list[str]) -> dict[str, str]:
     def describe(name: str) -> list[Any]:
         path = folder / name
         try:
+            require_file(path)
             about = path.stat()
             facts = [about.st_size, about.st_mtime_ns]
             entry = known.get(name)

@@ -22,7 +22,8 @@ from powerpool.data.crops import Crops
 from powerpool.data.errors import MissingDataError
 from powerpool.data.image_hub import PictureSource, load_hub
 from powerpool.data.image_layouts import Labelled, arrange
-from powerpool.data.pictures import SUFFIXES, ImageError, Limits, read_image
+from powerpool.data.limits import Limits
+from powerpool.data.pictures import SUFFIXES, ImageError, read_image
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -177,7 +178,7 @@ def load_images(
     else:
         source = str(place.path)
         folder, files, hashes = _files(place.path, limits)
-        labelled = arrange(files, lambda name: (folder / name).read_bytes(), source)
+        labelled = arrange(files, lambda name: image_sources.read_list(folder / name, limits), source)
         classes = tuple(sorted({picture.label for picture in labelled}))
         names = [picture.file for picture in labelled]
         sources = {name: str(folder / name) for name in names}
@@ -335,7 +336,7 @@ def cut(labelled: list[Labelled], splits: Splits, source: str) -> list[Labelled]
 
 
 def _draw(seed: int, name: str) -> bytes:
-    return hashlib.blake2b(f"{seed} {name}".encode(), digest_size=16).digest()
+    return hashlib.blake2b(f"{seed} {name}".encode(errors="surrogatepass"), digest_size=16).digest()
 
 
 # ---- for loaders -----------------------------------------------------------------------------------------------------

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import io
-from dataclasses import dataclass
+import os
+import stat
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, cast
 
-from powerpool.checks import ArgumentError
 from powerpool.data.errors import DataError
+from powerpool.data.limits import Limits, how_to_raise
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -29,6 +31,7 @@ TURNS = {
     8: "ROTATE_90",
 }
 """What brings a picture upright, by its orientation; 1 is upright."""
+_one_at_a_time = threading.Lock()
 
 
 class ImageError(DataError):
@@ -40,23 +43,6 @@ class ImageError(DataError):
         if message.startswith("Caught ") and "DataLoader worker" in message:
             message = message.rpartition(f"{type(self).__name__}: ")[2].strip()
         super().__init__(message)
-
-
-@dataclass(frozen=True)
-class Limits:
-    """How large pictures and archives may be: what is larger is refused before it is decoded or unpacked."""
-
-    pixels: int = 50_000_000
-    """Of one picture. Large cameras make about this many; from 179 million on, Pillow has a limit of its own."""
-    files: int = 2_000_000
-    """Of one archive; ImageNet has 1.3 million."""
-    unpacked: int = 50 << 30
-    """Bytes that an archive may take once unpacked."""
-
-    def __post_init__(self) -> None:
-        for name in ("pixels", "files", "unpacked"):
-            if getattr(self, name) < 1:
-                raise ArgumentError(f"{name} must be at least 1 (got {getattr(self, name)}).")
 
 
 def read_image(picture: str | Path | bytes, limits: Limits | None = None, name: str | None = None) -> Image.Image:
@@ -86,11 +72,18 @@ def read_image(picture: str | Path | bytes, limits: Limits | None = None, name: 
     if isinstance(picture, bytes):
         return _read(io.BytesIO(picture), name, limits)
     try:
+        require_file(picture)
         file = open(picture, "rb")  # noqa: SIM115
     except OSError as error:
         raise ImageError(f"Cannot read {name}: {error.strerror or error}.") from error
     with file:
         return _read(file, name, limits)
+
+
+def require_file(path: str | Path) -> None:
+    """Refuse pipes and devices, which would be waited for, or read without an end."""
+    if stat.S_IFMT(os.stat(path).st_mode) not in (stat.S_IFREG, stat.S_IFDIR):  # a folder has an error of its own
+        raise ImageError(f"Cannot read {path}: it is a pipe or a device, and no file.")
 
 
 def require_pillow() -> None:
@@ -118,9 +111,9 @@ def _open(file: BinaryIO, name: str, limits: Limits) -> Image.Image:
     """The picture, of which only the header has been read."""
     from PIL import Image, UnidentifiedImageError
 
-    too_large = f"at most {limits.pixels:,} are read. Make it smaller, or raise the limit of pixels."
+    too_large = f"at most {limits.pixels:,} are read. Make it smaller. {how_to_raise('pixels')}."
     try:
-        image = Image.open(file, formats=FORMATS)
+        image = _open_up_to(limits.pixels, file)
     except UnidentifiedImageError as error:
         raise ImageError(f"{name} is no picture in a format that is read: {', '.join(FORMATS)}.") from error
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
@@ -133,6 +126,21 @@ def _open(file: BinaryIO, name: str, limits: Limits) -> Image.Image:
         image.close()
         raise ImageError(f"{name} is too large: it has {width:,} x {height:,} pixels, {too_large}")
     return image
+
+
+def _open_up_to(pixels: int, file: BinaryIO) -> Image.Image:
+    """Open a picture; Pillow's own limit, which is for the whole process, gives way only where ours is higher."""
+    from PIL import Image
+
+    if pixels <= (Image.MAX_IMAGE_PIXELS or pixels):
+        return Image.open(file, formats=FORMATS)
+    with _one_at_a_time:
+        before = Image.MAX_IMAGE_PIXELS
+        try:
+            Image.MAX_IMAGE_PIXELS = pixels
+            return Image.open(file, formats=FORMATS)
+        finally:
+            Image.MAX_IMAGE_PIXELS = before
 
 
 def _upright(image: Image.Image) -> Image.Image:

@@ -8,7 +8,12 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from powerpool.records import RecordError, make_folder
+from powerpool.checks import PowerPoolError
+from powerpool.records import DISK, DiskError, RecordError, make_folder
+
+OFFLINE = "POWERPOOL_OFFLINE"
+"""The environment variable that keeps all commands and functions off the network."""
+CACHE = "Set XDG_CACHE_HOME or POWERPOOL_CACHE to a folder that can be written to."
 
 
 def cache_folder(kind: str) -> Path:
@@ -28,9 +33,35 @@ def data_folders(root: str | Path | None, kind: str) -> list[Path]:
     return [Path(given).expanduser(), Path(given).expanduser() / kind] if given else []
 
 
-def without_cache(path: Path, error: Exception) -> str:
-    """What to do where the cache cannot be written to."""
-    return f"Cannot write {path}: {error}. Set XDG_CACHE_HOME or POWERPOOL_CACHE to a folder that can be written to."
+def without_cache(path: Path, error: Exception, kind: type[PowerPoolError] = RecordError) -> PowerPoolError:
+    """The error to raise where the cache cannot be written to: ``kind``, unless the disk is to blame."""
+    is_full = isinstance(error, DiskError) or (isinstance(error, OSError) and error.errno in DISK)
+    return (DiskError if is_full else kind)(f"Cannot write {path}: {str(error).rstrip('.')}. {CACHE}")
+
+
+def is_offline() -> bool:
+    """Whether the network is forbidden: the variable POWERPOOL_OFFLINE is set, and to something else than 0."""
+    return os.environ.get(OFFLINE, "").strip().lower() not in ("", "0", "false", "no", "off")
+
+
+def may_fetch(download: bool) -> bool:
+    """Whether something may come over the network: it was asked for, and is not forbidden.
+
+    All code that fetches asks here, whatever a recipe or an argument says.
+    """
+    return download and not is_offline()
+
+
+def how_to_fetch(remedy: str) -> str:
+    """What to do about what is not on this machine: ``remedy``; and what stands against it, where something does.
+
+    Example:
+        >>> how_to_fetch("Allow download=True.")
+        'Allow download=True.'
+    """
+    if not is_offline():
+        return remedy
+    return f"{remedy} But the network is forbidden (--offline, or {OFFLINE}={os.environ[OFFLINE]})."
 
 
 def made_once(target: Path, write: Callable[[Path], None]) -> Path:
@@ -50,5 +81,5 @@ def made_once(target: Path, write: Callable[[Path], None]) -> Path:
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
     except (OSError, RecordError) as error:
-        raise RecordError(without_cache(target, error)) from error
+        raise without_cache(target, error) from error
     return target

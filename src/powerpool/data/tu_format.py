@@ -13,6 +13,7 @@ Nothing is unpacked and nothing is cached: a file that is damaged, or replaced, 
 from __future__ import annotations
 
 import re
+import stat
 import struct
 import warnings
 import zipfile
@@ -27,6 +28,7 @@ import torch
 from torch import Tensor
 
 from powerpool.data.errors import DataError, MissingDataError
+from powerpool.data.limits import Limits, how_to_raise
 
 EDGES = ("undirected", "symmetrise", "directed")
 CHUNK = 1 << 24
@@ -51,15 +53,21 @@ class TuFiles:
     """The text files of one set, in a folder or in a zip; ``name`` is what their names begin with."""
 
     def __init__(
-        self, path: Path, name: str, files: dict[str, Path | zipfile.ZipInfo], archive: zipfile.ZipFile | None
+        self,
+        path: Path,
+        name: str,
+        files: dict[str, Path | zipfile.ZipInfo],
+        archive: zipfile.ZipFile | None,
+        limits: Limits,
     ) -> None:
         self.path, self.name = path, name
-        self._files, self._archive = files, archive
+        self._files, self._archive, self._limits = files, archive, limits
 
     @classmethod
     @contextmanager
-    def open(cls, path: Path, name: str | None = None) -> Iterator[TuFiles]:
+    def open(cls, path: Path, name: str | None = None, limits: Limits | None = None) -> Iterator[TuFiles]:
         """The set ``name`` at a path; without a name, the one set that is there."""
+        limits = limits or Limits()
         with ExitStack() as stack:
             archive: zipfile.ZipFile | None = None
             files: dict[str, Path | zipfile.ZipInfo]
@@ -67,9 +75,9 @@ class TuFiles:
                 if path.is_dir():
                     files = {file.name: file for file in sorted(path.iterdir()) if file.is_file()}
                 else:
-                    archive = stack.enter_context(_open_zip(path))
+                    archive = stack.enter_context(_open_zip(path, limits))
                     files = {PurePosixPath(info.filename).name: info for info in archive.infolist()}
-            yield cls(path, _only_set(path, files) if name is None else name, files, archive)
+            yield cls(path, _only_set(path, files) if name is None else name, files, archive, limits)
 
     def file_name(self, kind: str) -> str:
         """As in ``MUTAG_A.txt`` for the kind ``A``."""
@@ -94,6 +102,12 @@ class TuFiles:
             )
         file = self._files[self.file_name(kind)]
         with _naming(self.label(kind)), self._stream(file) as stream:
+            size = file.stat().st_size if isinstance(file, Path) else file.file_size
+            if size > self._limits.text:
+                raise DataError(
+                    f"{self.label(kind)} is refused: it has {size:,} bytes, at most {self._limits.text:,} are read. "
+                    f"{how_to_raise('text')}."
+                )
             return read_integers(stream, self.label(kind), columns)
 
     def _stream(self, file: Path | zipfile.ZipInfo) -> IO[bytes]:
@@ -286,10 +300,22 @@ def _only_set(path: Path, files: dict[str, Path | zipfile.ZipInfo]) -> str:
     return found[0]
 
 
-def _open_zip(path: Path) -> zipfile.ZipFile:
+def _open_zip(path: Path, limits: Limits) -> zipfile.ZipFile:
+    found = path.stat()
+    if not stat.S_ISREG(found.st_mode):
+        raise DataError(f"Cannot read {path}: it is a pipe or a device. Name a folder or a zip file.")
+    if found.st_size > limits.unpacked:  # its directory is read whole
+        raise DataError(
+            f"{path} is refused: it has {found.st_size:,} bytes, at most {limits.unpacked:,} are read. "
+            f"{how_to_raise('unpacked')}."
+        )
     archive = None
     try:
         archive = zipfile.ZipFile(path)
+        infos = archive.infolist()
+        excess = limits.excess(found.st_size, len(infos), sum(info.file_size for info in infos))
+        if excess is not None:
+            raise DataError(f"{path} is refused: {excess}.")
         # zipfile does not compare: a damaged length in the directory can hide the files that come after.
         if _files_in_zip(path) != len(archive.infolist()):
             raise zipfile.BadZipFile("its directory does not list as many files as it says")
@@ -305,7 +331,7 @@ def _open_zip(path: Path) -> zipfile.ZipFile:
         if archive is not None:
             archive.close()
         # zipfile lets its own difficulties with damaged numbers out; RuntimeError also stands for a password.
-        if isinstance(error, (RuntimeError, ValueError, struct.error)):
+        if not isinstance(error, DataError) and isinstance(error, (RuntimeError, ValueError, struct.error)):
             raise zipfile.BadZipFile(str(error)) from error
         raise
     return archive

@@ -6,13 +6,14 @@ import importlib.util
 import logging
 import os
 import urllib.request
-from http.client import HTTPException
+from http.client import HTTPException, IncompleteRead
 from pathlib import Path
 from typing import NamedTuple
 
 from powerpool.checks import UnknownNameError
 from powerpool.data.errors import DataError, MissingDataError
-from powerpool.data.places import cache_folder, data_folders, without_cache
+from powerpool.data.limits import Limits, how_to_raise
+from powerpool.data.places import cache_folder, data_folders, how_to_fetch, may_fetch, without_cache
 from powerpool.data.tu_format import TuFiles, read_tables
 from powerpool.records import RecordError, atomic
 
@@ -41,7 +42,7 @@ class Place(NamedTuple):
     name: str | None
 
 
-def locate(name: str | Path, root: str | Path | None, download: bool) -> Place:
+def locate(name: str | Path, root: str | Path | None, download: bool, limits: Limits | None = None) -> Place:
     """The folder or zip that a name or a path stands for; see :func:`powerpool.data.load_graphs`."""
     path = Path(name).expanduser()
     # A name of the table is always that set, even where a folder of that name lies in the working directory: whether
@@ -55,11 +56,10 @@ def locate(name: str | Path, root: str | Path | None, download: bool) -> Place:
             f"Unknown set of graphs {name!r}: choose one of {', '.join(GRAPHS)}, or pass the path of a folder or zip "
             f"in TU format (looked in the working directory, {looked})."
         )
-    if found is None and not download:
-        raise MissingDataError(
-            f"{_not_here(name, root)}. Allow download=True, or pass root=, a folder that holds {name}.zip or {name}/."
-        )
-    return Place(fetch(name, root) if found is None else found, name)
+    if found is None and not may_fetch(download):
+        remedy = how_to_fetch(f"Allow download=True, or pass root=, a folder that holds {name}.zip or {name}/.")
+        raise MissingDataError(f"{_not_here(name, root)}. {remedy}")
+    return Place(fetch(name, root, limits or Limits()) if found is None else found, name)
 
 
 def find(name: str, root: str | Path | None) -> Path | None:
@@ -78,21 +78,25 @@ def find(name: str, root: str | Path | None) -> Path | None:
     return _in_grakel() if name == "MUTAG" else None
 
 
-def fetch(name: str, root: str | Path | None) -> Path:
+def fetch(name: str, root: str | Path | None, limits: Limits) -> Path:
     """Download a named set to the cache. The file is there once it was read without an error, and not before."""
     target, url = cache_folder("graphs") / f"{name}.zip", URL.format(name=name)
     by_hand = f"Download it by other means and pass root=, the folder that holds {name}.zip."
     logging.getLogger(__name__).info("Downloading %s to %s", url, target)
     try:
         with urllib.request.urlopen(url, timeout=TIMEOUT) as answer:
-            content = answer.read()
+            content = answer.read(limits.text + 1)
+            if answer.length and len(content) <= limits.text:  # read() without a number would say so itself
+                raise IncompleteRead(content, answer.length)
     except (OSError, HTTPException) as error:
         reason = getattr(error, "reason", None) or error
         raise MissingDataError(f"{_not_here(name, root)}, and {url} did not send it ({reason}). {by_hand}") from error
+    if len(content) > limits.text:
+        raise DataError(f"{url} sends more than {limits.text:,} bytes, and was not read. {how_to_raise('text')}.")
     try:
         with atomic(target) as temporary:
             temporary.write_bytes(content)
-            with TuFiles.open(temporary, name) as files:
+            with TuFiles.open(temporary, name, limits) as files:
                 # Whether edges go both ways is the caller's choice; that the file is whole, its checksums say.
                 graphs = len(read_tables(files, edges="directed").node_ptr) - 1
             if graphs != GRAPHS[name]:
@@ -100,7 +104,7 @@ def fetch(name: str, root: str | Path | None) -> Path:
     except DataError as error:
         raise DataError(f"What {url} sent is not {name}, and was not kept: {error} {by_hand}") from error
     except (OSError, RecordError) as error:
-        raise DataError(without_cache(target, error)) from error
+        raise without_cache(target, error, DataError) from error
     return target
 
 

@@ -88,20 +88,20 @@ img { max-width: 100%; }
 def _markdown(block: Block) -> str:
     match block:
         case Heading(text, level):
-            return f"{'#' * level} {_escaped(text)}"
+            return f"{'#' * level} {_line(text)}"
         case Text(text):
-            return _escaped(text)
+            return _line(text)
         case Items(texts):
-            return "\n".join(f"- {_escaped(text)}" for text in texts)
+            return "\n".join(f"- {_line(text)}" for text in texts)
         case Code(text):
             # Indented, and not fenced: no text can close it.
             return "\n".join(f"    {line}" for line in text.splitlines())
         case Table(headings, rows):
             lines = [headings, ["---"] * len(headings), *rows]
-            cells = [[cell if cell == "---" else _escaped(cell) for cell in line] for line in lines]
+            cells = [[cell if cell == "---" else escaped(cell) for cell in line] for line in lines]
             return "\n".join(f"| {' | '.join(line)} |" for line in cells)
         case Picture(title, path):
-            return f"![{_escaped(title)}]({path.name})"
+            return f"![{escaped(title)}]({path.name})"
 
 
 def _html(block: Block) -> str:
@@ -131,7 +131,12 @@ def _safe(text: str) -> str:
     return f"<b>{safe}</b>" if isinstance(text, Bold) else safe
 
 
-def _escaped(text: str) -> str:
+def escaped(text: str) -> str:
     """``text`` on one line, with a backslash before what Markdown would read as markup."""
-    line = re.sub(r"[\\`*\[\]<>|&]|(?<!\w)_|_(?!\w)|^(?:[#+-]|\d+\.)(?= )", r"\\\g<0>", " ".join(text.split()))
+    line = re.sub(r"[\\`*\[\]<>|&~$#]|(?<!\w)_|_(?!\w)", r"\\\g<0>", " ".join(text.split()))
     return f"**{line}**" if isinstance(text, Bold) else line
+
+
+def _line(text: str) -> str:
+    """``text`` at the begin of a line, where some signs are a list or a rule."""
+    return re.sub(r"^(\d*)(?=[.)+-](?:[ -]|$))", r"\1\\", escaped(text))

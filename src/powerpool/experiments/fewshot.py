@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from powerpool.checks import ArgumentError, UnknownNameError, require_at_least, require_choice
 from powerpool.configs import Setting, make_config, read_settings, recipe_names
@@ -19,8 +19,9 @@ from powerpool.data import FewShotSet
 from powerpool.data.digits import DIGITS
 from powerpool.data.errors import MissingDataError
 from powerpool.data.glyphs import GLYPHS
+from powerpool.experiments.engines import EngineOptions
 from powerpool.experiments.provenance import fingerprint, origin_of, with_origin, without_origin
-from powerpool.experiments.report import read_records, record_path, write_report
+from powerpool.experiments.report import read_records, record_path, tell, write_report
 from powerpool.experiments.runner import Unit, run_units
 from powerpool.locks import locked
 from powerpool.pipelines.fewshot.commands import make_record as make_plain_record
@@ -30,9 +31,6 @@ from powerpool.pipelines.fewshot.evaluation import PLACES, assess_again, train_a
 from powerpool.pipelines.fewshot.methods import METHODS
 from powerpool.pipelines.fewshot.training import require_episodes
 from powerpool.records import RunRecord, environment
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 BASELINE = "RelationNet"
 ONE_SHOT = (BASELINE, "PrototypicalNet", "SoSN(x)", "SoSN(x)+SigmE", "SoSN(x)+AsinhE", "SoSN(x)+SpecMaxExpF")
@@ -46,7 +44,7 @@ RESULT = ("fold", "value", "right_by_episode", "queries", "count", "chosen", "se
 
 
 @dataclass(frozen=True)
-class ReproduceFewShotOptions:
+class ReproduceFewShotOptions(EngineOptions):
     """Train and test methods by episodes, and put the table beside the paper's figures.
 
     Args:
@@ -85,6 +83,7 @@ class ReproduceFewShotOptions:
     download: bool | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for method in self.methods:
             require_choice(method, tuple(METHODS), "value of methods")
         for name in ("data", "problems", "methods", "shots", "ways", "seeds"):
@@ -220,25 +219,20 @@ class Row:
 
 def run(options: ReproduceFewShotOptions) -> None:
     """Run what is not done yet, then write the records and the report, and say where they are."""
-    from rich.console import Console
-
     folder, start = options.folder, environment()
     # What is missing or does not fit shows before there is a folder.
     make = make_study_rows if options.study else make_rows
-    rows = [row for config in read_configs(options) for row in make(options, config, Console(stderr=True))]
+    rows = [row for config in read_configs(options) for row in make(options, config)]
     _require_names(rows)
     ways = {row: options.ways or [row.config.test.way] for row in rows}
     for row in rows:
         require_episodes(row.config, row.data, ways[row])
     with locked(folder):
-        for record in _run(rows, ways, options.jobs, start):
+        records = _run(rows, ways, options, start)
+        for record in records:
             record.write(folder / record_path(record))
         written = write_report(read_records(folder), folder)
-    console = Console()
-    for path in written[:2]:
-        console.print(f"written: {path}", markup=False, highlight=False, soft_wrap=True)
-    if options.quick:
-        console.print("These figures mean nothing: --quick only shows that everything runs.", highlight=False)
+    tell(records, written, folder, quick=options.quick)
 
 
 # ---- what to run -----------------------------------------------------------------------------------------------------
@@ -265,10 +259,10 @@ def read_config(options: ReproduceFewShotOptions, data: str | None, problem: str
     return make_config(kind, {**settings, "model.method": Setting(BASELINE)})
 
 
-def make_rows(options: ReproduceFewShotOptions, recipe: FewShotConfig, console: Console) -> list[Row]:
+def make_rows(options: ReproduceFewShotOptions, recipe: FewShotConfig) -> list[Row]:
     """The trainings of a data set, once its pictures are there."""
     recipe = with_absolute_paths(recipe)
-    data = read_pictures(recipe, console)
+    data = read_pictures(recipe)
     rows = []
     for shot in options.shots or [recipe.test.shot]:
         for method in options.methods or (ONE_SHOT if shot == 1 else MORE_SHOTS):
@@ -276,11 +270,11 @@ def make_rows(options: ReproduceFewShotOptions, recipe: FewShotConfig, console: 
     return rows
 
 
-def make_study_rows(options: ReproduceFewShotOptions, recipe: FewShotConfig, console: Console) -> list[Row]:
+def make_study_rows(options: ReproduceFewShotOptions, recipe: FewShotConfig) -> list[Row]:
     """Of each method a training on the source, one that goes on from there, and one without it."""
     assert isinstance(recipe, StudyConfig)
-    first, source = _read_of_study(recipe.first, "--source", console)
-    second, target = _read_of_study(recipe.target, "--data", console)
+    first, source = _read_of_study(recipe.first, "--source")
+    second, target = _read_of_study(recipe.target, "--data")
     if source.name == target.name:
         raise ArgumentError(
             f"--source and --data must be two data sets (got {source.name} for both): a study of pre-training trains "
@@ -296,11 +290,11 @@ def make_study_rows(options: ReproduceFewShotOptions, recipe: FewShotConfig, con
     return rows
 
 
-def _read_of_study(config: FewShotConfig, option: str, console: Console) -> tuple[FewShotConfig, FewShotSet]:
+def _read_of_study(config: FewShotConfig, option: str) -> tuple[FewShotConfig, FewShotSet]:
     """One of the two sets; where it is not there, the error says which it is and how to take another."""
     try:
         found = with_absolute_paths(config)
-        return found, read_pictures(found, console)
+        return found, read_pictures(found)
     except (MissingDataError, UnknownNameError) as error:
         raise MissingDataError(
             f"The study of pre-training finds no {config.data}, its {option}: {error} Other sets are named with "
@@ -345,8 +339,11 @@ def _require_names(rows: Sequence[Row]) -> None:
 # ---- running it ------------------------------------------------------------------------------------------------------
 
 
-def _run(rows: Sequence[Row], ways: dict[Row, list[int]], jobs: int | None, start: dict[str, Any]) -> list[RunRecord]:
+def _run(
+    rows: Sequence[Row], ways: dict[Row, list[int]], options: ReproduceFewShotOptions, start: dict[str, Any]
+) -> list[RunRecord]:
     """The records of all rows and ways. What starts from the weights of another training comes behind it."""
+    run_all = partial(run_units, jobs=options.jobs, engine=options.runs_on)
     results: dict[Row, dict[str, Any]] = {}
     for part in ([row for row in rows if row.source is None], [row for row in rows if row.source is not None]):
         units = [
@@ -359,11 +356,11 @@ def _run(rows: Sequence[Row], ways: dict[Row, list[int]], jobs: int | None, star
             for row in part
         ]
         if units:
-            results |= dict(zip(part, run_units(units, jobs, description="trainings"), strict=True))
+            results |= dict(zip(part, run_all(units, description="trainings"), strict=True))
     asked = [(row, replace(row.config.test, way=way)) for row in rows for way in ways[row]]
     others = [(row, test) for row, test in asked if test != row.config.test]
     units = [_test_unit(row, test, results[row]) for row, test in others]
-    found = dict(zip(others, run_units(units, jobs, description="tests") if units else [], strict=True))
+    found = dict(zip(others, run_all(units, description="tests") if units else [], strict=True))
     folds: dict[tuple[str, str, EpisodeConfig], list[tuple[Row, dict[str, Any]]]] = {}
     for row, test in asked:
         folds.setdefault((row.name, row.method, test), []).append((row, found.get((row, test), results[row])))

@@ -11,8 +11,9 @@ from typing import Any
 from powerpool.checks import ArgumentError, require_choice
 from powerpool.configs import Setting, make_config, read_settings, recipe_names
 from powerpool.data import GraphSet
+from powerpool.experiments.engines import EngineOptions
 from powerpool.experiments.provenance import fingerprint, origin_of, with_origin, without_origin
-from powerpool.experiments.report import BASELINE, read_records, record_path, write_report
+from powerpool.experiments.report import BASELINE, read_records, record_path, tell, write_report
 from powerpool.experiments.runner import Unit, run_units
 from powerpool.locks import locked
 from powerpool.pipelines.graph.config import PROTOCOLS, GraphConfig
@@ -27,7 +28,7 @@ RESULT = ("fold", "value", "chosen", "epoch", "seconds", "origin")
 
 
 @dataclass(frozen=True)
-class ReproduceGraphOptions:
+class ReproduceGraphOptions(EngineOptions):
     """Train and test readouts by fold, and put the table beside the paper's figures.
 
     Args:
@@ -58,6 +59,7 @@ class ReproduceGraphOptions:
     download: bool | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for name, choices in (("methods", tuple(METHODS)), ("protocols", PROTOCOLS)):
             for value in getattr(self, name):
                 require_choice(value, choices, f"value of {name}")
@@ -98,29 +100,25 @@ class Row:
 
 def run(options: ReproduceGraphOptions) -> None:
     """Run what is not done yet, then write the records and the report, and say where they are."""
-    from rich.console import Console
-
     folder, start = options.folder, environment()
     with locked(folder):
         rows = [row for data in options.data_sets for row in make_rows(options, data)]
         _require_names(options, rows)
         folds = [(row.config, fold) for row in rows for fold in range(row.config.folds)]
-        chosen = _run("validation-only", rows, [partial(validation_only, *fold) for fold in folds], options.jobs)
+        chosen = _run("validation-only", rows, [partial(validation_only, *fold) for fold in folds], options)
         results = {"validation-only": chosen}
         if "retrain" in options.protocols:
             work = [partial(retrain, *fold, result) for fold, result in zip(folds, chosen, strict=True)]
-            results["retrain"] = _run("retrain", rows, work, options.jobs)
+            results["retrain"] = _run("retrain", rows, work, options)
+        records = []
         for protocol in options.protocols:
             remaining = iter(results[protocol])
             for row in rows:
                 record = make_record(row, protocol, list(islice(remaining, row.config.folds)), start)
                 record.write(folder / record_path(record))
+                records.append(record)
         written = write_report(read_records(folder), folder)
-    console = Console()
-    for path in written[:2]:
-        console.print(f"written: {path}", markup=False, highlight=False, soft_wrap=True)
-    if options.quick:
-        console.print("These figures mean nothing: --quick only shows that everything runs.", highlight=False)
+    tell(records, written, folder, quick=options.quick)
 
 
 def make_rows(options: ReproduceGraphOptions, data: str | None) -> list[Row]:
@@ -172,7 +170,9 @@ def make_record(row: Row, protocol: str, folds: list[dict[str, Any]], start: dic
     )
 
 
-def _run(protocol: str, rows: list[Row], work: list[partial[dict[str, Any]]], jobs: int | None) -> list[dict[str, Any]]:
+def _run(
+    protocol: str, rows: list[Row], work: list[partial[dict[str, Any]]], options: ReproduceGraphOptions
+) -> list[dict[str, Any]]:
     """The result of every fold of every row under a protocol; those that are on the disk are read."""
     places = [(row, fold) for row in rows for fold in range(row.config.folds)]
     units = [
@@ -184,7 +184,7 @@ def _run(protocol: str, rows: list[Row], work: list[partial[dict[str, Any]]], jo
         )
         for (row, fold), one in zip(places, work, strict=True)
     ]
-    return run_units(units, jobs, description=f"folds of {protocol}")
+    return run_units(units, options.jobs, description=f"folds of {protocol}", engine=options.runs_on)
 
 
 def _require_names(options: ReproduceGraphOptions, rows: list[Row]) -> None:

@@ -8,18 +8,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from powerpool.experiments.tables import Group, Row
-from powerpool.records import RecordError, RunRecord, atomic
+from powerpool.plotting import COLOURS, line_look, plain, save
+from powerpool.records import RecordError, RunRecord
 from powerpool.statistics import summarize
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-OURS, PAPER = "#0072B2", "#D55E00"
-# Colours of Okabe and Ito, which readers of every kind of colour vision tell apart; without their yellow, which is
-# faint on white. Further lines take another dash.
-COLOURS = (OURS, PAPER, "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
-DASHES = ("-", "--", ":", "-.")
+OURS, PAPER = COLOURS[:2]
 
 WIDE = 30
 """From the smallest to the largest value of a setting: a range this wide has a logarithmic axis."""
@@ -58,10 +55,10 @@ def draw_values(group: Group, path: Path) -> None:
         known = [(row.paper.mean, place + 0.25) for place, row in enumerate(group.rows) if row.paper is not None]
         if known:
             axes.plot(*zip(*known, strict=True), "D", color=PAPER, fillstyle="none", label=_paper(group))
-        axes.set_yticks(places, [_plain(row.record.method) for row in group.rows])
+        axes.set_yticks(places, [plain(row.record.method) for row in group.rows])
         axes.set_ylim(len(group.rows) - 0.4, -0.6)
-        axes.set_xlabel(_plain(group.metric))
-        axes.set_title(_plain(group.title))
+        axes.set_xlabel(plain(group.metric))
+        axes.set_title(plain(group.title))
         axes.grid(axis="x", alpha=0.3)
         ncols = 2 if len(_paper(group)) <= LEGEND else 1
         figure.legend(loc="outside lower center", ncols=ncols, fontsize="small")
@@ -86,12 +83,12 @@ def draw_curves(group: Group, path: Path) -> bool:
         for axes, name in zip(panels, ordered, strict=True):
             for number, record in enumerate(records):
                 _draw_curve(axes, record, name, number)
-            axes.set(xlabel=step, title=_plain(CURVES.get(name, name)))
+            axes.set(xlabel=step, title=plain(CURVES.get(name, name)))
             axes.grid(alpha=0.3)
         # All methods have the same colour in every panel; one that is in no first panel is still in the legend.
         handles = {line.get_label(): line for axes in panels for line in axes.get_lines()}
         figure.legend(handles.values(), handles.keys(), loc="outside right upper", fontsize="small")
-        figure.suptitle(_plain(group.title))
+        figure.suptitle(plain(group.title))
 
     _save(draw, path, (2.5 + 3.6 * len(ordered), 4.2))
     return True
@@ -116,7 +113,7 @@ def draw_sweep(rows: Sequence[Mapping[str, float]], setting: str, title: str, pa
         axes.plot(best[setting], best["accuracy"], "o", color=OURS)
         if smallest > 0 and largest >= WIDE * smallest:
             axes.set_xscale("log")
-        axes.set(xlabel=_plain(setting), ylabel="accuracy in %", title=_plain(title))
+        axes.set(xlabel=plain(setting), ylabel="accuracy in %", title=plain(title))
         axes.grid(alpha=0.3)
 
     _save(draw, path, (6, 4.2))
@@ -157,8 +154,8 @@ def _draw_curve(axes: Axes, record: RunRecord, name: str, number: int) -> None:
     if not points:
         return
     epochs, means, deviations = zip(*points, strict=True)
-    colour, dash = COLOURS[number % len(COLOURS)], DASHES[number // len(COLOURS) % len(DASHES)]
-    axes.plot(epochs, means, dash, color=colour, linewidth=1.3, label=_plain(record.method))
+    colour, dash = line_look(number)
+    axes.plot(epochs, means, dash, color=colour, linewidth=1.3, label=plain(record.method))
     low = [mean - deviation for mean, deviation in zip(means, deviations, strict=True)]
     high = [mean + deviation for mean, deviation in zip(means, deviations, strict=True)]
     axes.fill_between(epochs, low, high, color=colour, alpha=0.12, linewidth=0)
@@ -183,19 +180,5 @@ def _steps(fold: dict[str, Any]) -> Sequence[int]:
 
 
 def _save(draw: Callable[[Figure], None], path: Path, size: tuple[float, float]) -> None:
-    # Figure and not pyplot: no window system, and nothing global that another user of matplotlib would notice.
-    from matplotlib import rc_context
-    from matplotlib.backends.backend_svg import FigureCanvasSVG
-    from matplotlib.figure import Figure
-
-    # Without a date and with fixed ids the same records give the same file. Text stays text, which is a tenth in size.
-    with rc_context({"svg.hashsalt": path.name, "svg.fonttype": "none"}), atomic(path) as temporary:
-        figure = Figure(figsize=size, layout="constrained")
-        FigureCanvasSVG(figure)
-        draw(figure)
-        figure.savefig(temporary, format="svg", metadata={"Date": None})
-
-
-def _plain(text: str) -> str:
-    """``text`` without formulas: matplotlib reads what stands between two dollars as one."""
-    return text.replace("$", r"\$")
+    # Text stays text, which is a tenth in size.
+    save(draw, [path], size, style={"svg.fonttype": "none"})

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from powerpool.console import columns, notes, write_line
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress, TaskID
@@ -29,13 +31,14 @@ class Display:
     _task: TaskID | None = None
     _lines: int = 0
 
+    @property
+    def shown_on(self) -> Console:
+        """The console, which is stderr unless another one was given."""
+        return notes() if self.console is None else self.console
+
     def say(self, text: str) -> None:
         """One line that stays."""
-        if self.console is None:
-            from rich.console import Console
-
-            self.console = Console(stderr=True)
-        self.console.print(f"{self.description}: {text}", markup=False, highlight=False, soft_wrap=True)
+        write_line(f"{self.description}: {text}", self.shown_on)
 
     def resumed(self, count: int) -> None:
         """Units that need not run; they do not count for the estimate."""
@@ -44,16 +47,19 @@ class Display:
             self.say(f"resumed {count} of {self.total}")
 
     def __enter__(self) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+        from rich.progress import Progress, TextColumn
 
-        self.console = self.console or Console(stderr=True)
-        if self.console.is_terminal:
+        if self.shown_on.is_interactive and not self.shown_on.quiet:
             # Titles may contain brackets, which are no markup.
             tail = TextColumn("{task.fields[tail]}", markup=False)
-            described = TextColumn("{task.description}", markup=False)
-            columns = (described, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), tail)
-            self._bar = Progress(*columns, console=self.console, transient=True, refresh_per_second=2)
+            self._bar = Progress(
+                *columns(),
+                tail,
+                console=self.shown_on,
+                transient=True,
+                refresh_per_second=2,
+                redirect_stdout=False,
+            )
             self._task = self._bar.add_task(self.description, total=self.total, completed=self.done, tail="")
             self._bar.start()
 

@@ -15,7 +15,10 @@ import powerpool
 from powerpool.experiments.runner import WORKER_VARIABLES
 from powerpool.records import environment
 
-NO_RESULT = ("bench", "demo.py", "experiments", "cli.py", "options.py")
+NO_RESULT = (
+    *("__main__.py", "cli.py", "console.py", "options.py", "demo.py", "plotting.py"),
+    *("bench", "experiments", "explore", "figures", "inspect", "selfcheck"),
+)
 """Parts of the package that no result of a unit depends on."""
 ORIGIN = ("commit", "dirty", "time")
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from powerpool.checks import ArgumentError
+from powerpool.console import emit, say
 from powerpool.experiments import plots, tables
 from powerpool.experiments.document import Block, Code, Heading, Items, Picture, Table, Text, markdown, page
 from powerpool.experiments.tables import Group
@@ -54,13 +55,27 @@ class ReportOptions:
 
 def run(options: ReportOptions) -> None:
     """Write the report and say where it is."""
-    from rich.console import Console
-
     records = read_records(options.records)
     written = write_report(records, options.out or options.records)
     names = ", ".join(path.name for path in written[:2])
-    text = f"{options.out or options.records}: {names} and {len(written) - 2} plots from {len(records)} records"
-    Console().print(text, markup=False, highlight=False, soft_wrap=True)
+    emit(as_result(records, written, options.out or options.records))
+    say(f"{options.out or options.records}: {names} and {len(written) - 2} plots from {len(records)} records")
+
+
+def tell(records: Sequence[RunRecord], written: Sequence[Path], folder: Path, *, quick: bool) -> None:
+    """What a command that made records and a report says at its end."""
+    emit({**as_result(records, written, folder), "quick": quick})
+    for path in written[:2]:
+        say(f"written: {path}")
+    if quick:
+        say("These figures mean nothing: --quick only shows that everything runs.")
+
+
+def as_result(records: Sequence[RunRecord], written: Sequence[Path], folder: Path) -> dict[str, Any]:
+    """The rows of the tables for a program: what each record is of, its mean, and how sure that is."""
+    names = ("pipeline", "data", "method", "protocol", "metric", "count", "mean", "std", "interval")
+    rows = [{name: getattr(record, name) for name in names} for record in records]
+    return {"folder": folder, "written": list(written), "records": rows}
 
 
 def record_path(record: RunRecord) -> Path:

@@ -8,8 +8,8 @@ depends neither on the number of workers, nor on the units that the same worker 
 
 Every worker is an executor of its own, as :mod:`concurrent.futures` defines them. A pool of several workers breaks as a
 whole when one of them dies, and does not tell which of its tasks was to blame; here a death concerns one unit, and the
-others do not notice. The loop needs ``submit`` and ``BrokenExecutor`` only, so that the executors of a cluster can
-take the place of the local ones. POSIX systems only.
+others do not notice. The loop needs ``submit`` and ``BrokenExecutor`` only, so that the executors of a cluster take
+the place of the local ones: see :mod:`powerpool.experiments.engines`. POSIX systems only.
 """
 
 from __future__ import annotations
@@ -37,6 +37,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from powerpool.checks import ArgumentError, PowerPoolError
+from powerpool.console import governed, setting
+from powerpool.experiments.engines import Engine, Slots, opened
 from powerpool.experiments.progress import Display
 from powerpool.locks import locked
 from powerpool.records import RecordError, make_folder, read_json, write_json
@@ -59,6 +61,8 @@ WORKER_VARIABLES = {
 
 class UnitError(PowerPoolError, RuntimeError):
     """A unit raised an error on purpose, or its process died too often; the message names the unit."""
+
+    exit_code = 1
 
 
 class UnexpectedUnitError(RuntimeError):
@@ -90,6 +94,7 @@ def run_units(
     console: Console | None = None,
     description: str = "folds",
     attempts: int = 3,
+    engine: Engine | None = None,
 ) -> list[dict[str, Any]]:
     """Run the units whose file is not there yet, and return the results of all of them, in their order.
 
@@ -99,18 +104,19 @@ def run_units(
     - A worker that dies is replaced, and its unit goes to the end of the queue: if memory was short, others may have
       ended by then. After ``attempts`` deaths of one unit it has failed.
     - When a unit fails no other starts; those that run come to their end and are kept, then the error is raised.
-    - An interrupt stops the workers at once. Workers also end when this process ends, however it ends.
+    - An interrupt stops the workers at once. Workers also end when this process ends, however it ends. Those of a
+      dask cluster that was there before come to the end of their units first.
 
     Args:
         units: what to run.
-        jobs: how many workers run at a time; ``None`` for as many as there are usable cores.
+        jobs: how many workers run at a time; ``None`` for as many as there are usable cores, or as the cluster has.
         folder: is locked meanwhile, so that a second process with the same folder is refused.
         console: where progress is shown; stderr unless given. A few plain lines where it is no terminal.
         description: what the units are, in the plural.
         attempts: how many deaths of its process make a unit fail.
+        engine: what the workers are; processes of this machine unless given.
     """
-    jobs = usable_cores() if jobs is None else jobs
-    if jobs < 1:
+    if jobs is not None and jobs < 1:
         raise ArgumentError(f"jobs must be >= 1 (got {jobs}), or None for the number of usable cores.")
     if attempts < 1:
         raise ArgumentError(f"attempts must be >= 1 (got {attempts}).")
@@ -118,7 +124,7 @@ def run_units(
         if count > 1:
             raise ArgumentError(f"{count} units write to {path}. Give each unit a file of its own.")
     with contextlib.nullcontext() if folder is None else locked(folder):
-        progress = Display(console, description, len(units), jobs)
+        progress = Display(console, description, len(units), jobs or 1)
         waiting = deque(_Task(unit, _pickled(unit)) for unit in units if not _is_done(unit, progress.say))
         for parent in {task.unit.path.parent for task in waiting}:
             make_folder(parent)  # before anything is computed that could not be written
@@ -126,10 +132,11 @@ def run_units(
         if waiting:
             with progress, _quiet_replacement():
                 try:
-                    failures = _run(waiting, jobs, attempts, progress)
-                except KeyboardInterrupt:
-                    progress.say(f"interrupted: {_kept(units, description)}")
-                    raise
+                    with _slots(engine, jobs, waiting[0].unit.path.parent) as slots:
+                        progress.jobs = slots.jobs
+                        failures = _run(waiting, slots, attempts, progress)
+                except KeyboardInterrupt as stopped:
+                    raise KeyboardInterrupt(_kept(units, description)) from stopped
             if failures:
                 raise _error(failures, _kept(units, description))
     return [read_json(unit.path) for unit in units]
@@ -194,7 +201,14 @@ def _is_done(unit: Unit, say: Callable[[str], None]) -> bool:
     return False
 
 
-def _run(waiting: deque[_Task], jobs: int, attempts: int, progress: Display) -> list[_Failure]:
+def _slots(engine: Engine | None, jobs: int | None, folder: Path) -> contextlib.AbstractContextManager[Slots]:
+    """The engine at work."""
+    if engine is None or engine.name == "loky":
+        return contextlib.nullcontext(Slots(usable_cores() if jobs is None else jobs, _make_executor))
+    return opened(engine, jobs, WORKER_VARIABLES, folder)
+
+
+def _run(waiting: deque[_Task], slots: Slots, attempts: int, progress: Display) -> list[_Failure]:
     """Run all tasks; stop submitting after the first failure."""
     failures: list[_Failure] = []
     idle: list[Executor] = []
@@ -202,9 +216,9 @@ def _run(waiting: deque[_Task], jobs: int, attempts: int, progress: Display) -> 
     made: list[Executor] = []  # all that were not stopped yet, also if an interrupt comes between two lines
     try:
         while running or (waiting and not failures):
-            while waiting and not failures and len(running) < jobs:
+            while waiting and not failures and len(running) < slots.jobs:
                 task = waiting.popleft()
-                executor, future = _submit(task, idle.pop() if idle else None, made)
+                executor, future = _submit(task, idle.pop() if idle else None, made, slots.make)
                 running[future] = task, executor
             # Wakes up each second for the display, and for an interrupt that another thread has received.
             ended, _ = wait(running, timeout=1.0, return_when=FIRST_COMPLETED)
@@ -241,9 +255,11 @@ def _run(waiting: deque[_Task], jobs: int, attempts: int, progress: Display) -> 
     return failures
 
 
-def _submit(task: _Task, executor: Executor | None, made: list[Executor]) -> tuple[Executor, Future[_Failure | None]]:
+def _submit(
+    task: _Task, executor: Executor | None, made: list[Executor], make: Callable[[], Executor]
+) -> tuple[Executor, Future[_Failure | None]]:
     task.began = time.monotonic()
-    call = partial(_execute, task.unit.title, task.unit.path.absolute(), task.payload)
+    call = partial(_execute, task.unit.title, task.unit.path.absolute(), task.payload, setting())
     if executor is not None:
         try:
             with _interrupts_blocked():
@@ -251,7 +267,7 @@ def _submit(task: _Task, executor: Executor | None, made: list[Executor]) -> tup
         except BrokenExecutor:  # its worker died while it had nothing to do
             _stop(executor)
             made.remove(executor)
-    executor = _make_executor()
+    executor = make()
     made.append(executor)
     with _interrupts_blocked():
         return executor, executor.submit(call)
@@ -268,7 +284,7 @@ def _make_executor() -> Executor:
 
 def _stop(executor: Executor) -> None:
     """End the worker at once, whatever it does."""
-    executor.shutdown(wait=True, kill_workers=True)  # type: ignore[call-arg]  # an option of loky
+    executor.shutdown(wait=True, kill_workers=True)  # type: ignore[call-arg]  # an option of loky and our own
 
 
 @contextlib.contextmanager
@@ -312,12 +328,13 @@ def _watch(parent: int, interval: float = 0.5) -> None:
     os._exit(1)
 
 
-def _execute(title: str, path: Path, payload: bytes) -> _Failure | None:
-    """Run one unit and write its result; nothing but an error goes back."""
+def _execute(title: str, path: Path, payload: bytes, said: dict[str, bool]) -> _Failure | None:
+    """Run one unit, saying no more than the command may, and write its result; nothing but an error goes back."""
     try:
-        work = pickle.loads(payload)
-        _seed()  # after the imports that unpickling brings, which may draw, and happen in the first unit only
-        result = work()
+        with governed(**said):
+            work = pickle.loads(payload)
+            _seed()  # after the imports that unpickling brings, which may draw, and happen in the first unit only
+            result = work()
         if not isinstance(result, dict):
             raise RecordError(f"A unit must return a dict, which {path} can hold (got {type(result).__name__}).")
         write_json(path, result)
@@ -368,5 +385,6 @@ def _error(failures: list[_Failure], kept: str) -> Exception:
     others = ", ".join(failure.title for failure in failures[1:])
     kept = f"{kept} Also failed: {others}." if others else kept
     if first.expected:
-        return UnitError(f"{first.title}: {first.message}\n{kept}")
+        stop = "" if first.message.endswith((".", "?", "!")) else "."
+        return UnitError(f"{first.title}: {first.message}{stop} {kept}")
     return UnexpectedUnitError(f"{first.title} failed. {kept}\n\nIn its process:\n{first.trace}")

@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from powerpool.checks import ArgumentError, require_choice
+from powerpool.console import emit, say
+from powerpool.experiments.engines import EngineOptions
 from powerpool.experiments.plots import draw_sweep
 from powerpool.experiments.provenance import fingerprint, origin_of, with_origin
 from powerpool.experiments.runner import Unit, run_units
@@ -25,9 +27,6 @@ from powerpool.pipelines.vision.config import GridConfig, VisionConfig, grid_nam
 from powerpool.pipelines.vision.extraction import Features
 from powerpool.pipelines.vision.methods import METHODS
 from powerpool.records import environment, write_json
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 SCHEMA = "powerpool sweep 1"
 
@@ -56,7 +55,7 @@ PAPER = ("beta", "alpha", "eta_prime", "eta")
 
 
 @dataclass(frozen=True)
-class SweepOptions:
+class SweepOptions(EngineOptions):
     """Try the values of one setting on the validation pictures, and pick the best. The test pictures are not looked at.
 
     Args:
@@ -89,6 +88,7 @@ class SweepOptions:
     download: bool | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not self.over or len(set(self.over)) != len(self.over):
             raise ArgumentError(f"over must name at least one setting, and each once (got {self.over}).")
         for name in self.over:
@@ -110,21 +110,19 @@ class SweepOptions:
 
 def run(options: SweepOptions) -> None:
     """Try what is not done yet, then write values and plots, and print what was picked."""
-    from rich.console import Console
-
-    start, console = environment(), Console(stderr=True)
+    start = environment()
     with locked(options.folder):
         recipe = read_config(options, options.data if options.data or options.recipe else "digits")
         # Before the features: a value that the method cannot have shows at once.
         configs = {name: make_config(options, recipe, name) for name in options.over}
-        features = read_features(recipe, read_pictures(recipe, console), options.workers, console)
+        features = read_features(recipe, read_pictures(recipe), options.workers)
         units = {name: make_units(config, features, options.folder) for name, config in configs.items()}
         # Two settings meet where both have the values of the recipe: that is one unit.
         every = {unit.path: unit for one in units.values() for unit in one}
-        results = dict(zip(every, run_units(list(every.values()), options.jobs, description="values"), strict=True))
+        done = run_units(list(every.values()), options.jobs, description="values", engine=options.runs_on)
+        results = dict(zip(every, done, strict=True))
         found = {name: [results[unit.path] for unit in one] for name, one in units.items()}
-        for name, points in found.items():
-            _write(options, name, configs[name], features, points, start, Console())
+        emit([_write(options, name, configs[name], features, points, start) for name, points in found.items()])
 
 
 def make_config(options: SweepOptions, recipe: VisionConfig, name: str) -> VisionConfig:
@@ -165,8 +163,8 @@ def _write(
     features: Features,
     points: list[dict[str, Any]],
     start: dict[str, Any],
-    console: Console,
-) -> None:
+) -> dict[str, Any]:
+    """Write what was found of a setting, and print what was picked. What is written is returned, with the files."""
     data, method = str(features.facts["data"]), config.pool.method
     own = [point[config.head.kind] for point in points]
     rows = [{name: point["chosen"][name], "accuracy": point["value"], "loss": point["loss"]} for point in own]
@@ -174,26 +172,24 @@ def _write(
     picked = min(rows, key=lambda row: (-row["accuracy"], row["loss"], row[name]))
     stem = options.folder / f"{data}-{method}-{name}"
     settings = {**shared_settings(config, features), "pool": asdict(config.pool)}
-    write_json(
-        stem.with_name(f"{stem.name}.json"),
-        {
-            "schema": SCHEMA,
-            "data": data,
-            "method": method,
-            "setting": name,
-            "metric": "top-1 accuracy in % on validation pictures",
-            "values": rows,
-            "picked": picked[name],
-            "config": settings,
-            "environment": origin_of(points, start),
-        },
-    )
-    write_answers(rows, str(stem.with_name(f"{stem.name}.csv")))
-    draw_sweep(rows, name, f"{method} on validation pictures of {data}", stem.with_name(f"{stem.name}.svg"))
-    console.print(
+    found = {
+        "schema": SCHEMA,
+        "data": data,
+        "method": method,
+        "setting": name,
+        "metric": "top-1 accuracy in % on validation pictures",
+        "values": rows,
+        "pictures": len(features.targets["validation"]),
+        "picked": picked[name],
+        "config": settings,
+        "environment": origin_of(points, start),
+    }
+    written = [stem.with_name(f"{stem.name}.{suffix}") for suffix in ("json", "csv", "svg")]
+    write_json(written[0], found)
+    write_answers(rows, str(written[1]))
+    draw_sweep(rows, name, f"{method} on validation pictures of {data}", written[2])
+    say(
         f"{name} of {method} on {data}: {picked[name]:g} has {picked['accuracy']:.2f} % of validation pictures right, "
-        f"the worst value {min(row['accuracy'] for row in rows):.2f} %. Written: {stem}.json, .csv, .svg",
-        markup=False,
-        highlight=False,
-        soft_wrap=True,
+        f"the worst value {min(row['accuracy'] for row in rows):.2f} %. Written: {stem}.json, .csv, .svg"
     )
+    return {**found, "written": written}

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 from powerpool.checks import ArgumentError, require_choice
 from powerpool.configs import Setting, make_config, read_settings, recipe_names
 from powerpool.data import ImageSet
+from powerpool.experiments.engines import Engine, EngineOptions
 from powerpool.experiments.provenance import fingerprint, origin_of, with_origin, without_origin
-from powerpool.experiments.report import read_records, record_path, write_report
+from powerpool.experiments.report import read_records, record_path, tell, write_report
 from powerpool.experiments.runner import Unit, run_units
 from powerpool.locks import locked
 from powerpool.pipelines.folders import RECORD
@@ -28,8 +29,6 @@ from powerpool.pipelines.vision.methods import METHODS
 from powerpool.records import RunRecord, environment
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from powerpool.experiments.sweep import SweepOptions
 
 BASELINE = "FOP"
@@ -38,7 +37,7 @@ NOT_FROZEN = ("training", "mode")
 
 
 @dataclass(frozen=True)
-class ReproduceVisionOptions:
+class ReproduceVisionOptions(EngineOptions):
     """Train and test every method on data sets, on frozen features or end to end, and put the table beside the paper's.
 
     Args:
@@ -72,6 +71,7 @@ class ReproduceVisionOptions:
     download: bool | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for name, choices in (("methods", tuple(METHODS)), ("heads", tuple(PROTOCOLS))):
             for value in getattr(self, name):
                 require_choice(value, choices, f"value of {name}")
@@ -124,25 +124,20 @@ class Row:
 
 def run(options: ReproduceVisionOptions) -> None:
     """Run what is not done yet, then write the records and the report, and say where they are."""
-    from rich.console import Console
-
-    folder, console = options.folder, Console(stderr=True)
+    folder = options.folder
     with locked(folder):
         configs = [read_config(options, data) for data in options.data_sets]
-        sets = [(config, read_pictures(config, console)) for config in configs]
+        sets = [(config, read_pictures(config)) for config in configs]
         _require_names([images.name for _, images in sets])
         records = [
             record
             for config, images in sets
-            for record in (_frozen if config.mode == "frozen" else _end_to_end)(options, config, images, console)
+            for record in (_frozen if config.mode == "frozen" else _end_to_end)(options, config, images)
         ]
         for record in records:
             record.write(folder / record_path(record))
         written = write_report(read_records(folder), folder)
-    for path in written[:2]:
-        Console().print(f"written: {path}", markup=False, highlight=False, soft_wrap=True)
-    if options.quick:
-        Console().print("These figures mean nothing: --quick only shows that everything runs.", highlight=False)
+    tell(records, written, folder, quick=options.quick)
 
 
 def _require_names(names: list[str]) -> None:
@@ -155,15 +150,11 @@ def _require_names(names: list[str]) -> None:
         )
 
 
-def _frozen(
-    options: ReproduceVisionOptions, config: VisionConfig, images: ImageSet, console: Console
-) -> list[RunRecord]:
-    return run_rows(make_rows(options, config, images, console), options.jobs)
+def _frozen(options: ReproduceVisionOptions, config: VisionConfig, images: ImageSet) -> list[RunRecord]:
+    return run_rows(make_rows(options, config, images), options.jobs, options.runs_on)
 
 
-def _end_to_end(
-    options: ReproduceVisionOptions, config: VisionConfig, images: ImageSet, console: Console
-) -> list[RunRecord]:
+def _end_to_end(options: ReproduceVisionOptions, config: VisionConfig, images: ImageSet) -> list[RunRecord]:
     """One training after the other: each takes all of the machine."""
     records = []
     for method in options.methods:
@@ -173,14 +164,15 @@ def _end_to_end(
         if (folder / RECORD).exists():
             records.append(RunRecord.read(folder / RECORD))
         else:
-            records.append(train_run(own, images, folder, options.workers, console))
+            records.append(train_run(own, images, folder, options.workers))
     return records
 
 
-def run_rows(rows: list[Row], jobs: int | None) -> list[RunRecord]:
+def run_rows(rows: list[Row], jobs: int | None, engine: Engine | None = None) -> list[RunRecord]:
     """The records of all rows, after their grids; what is on the disk is read."""
     start, units = environment(), [list(_grid_units(row)) for row in rows]
-    remaining = iter(run_units([unit for own in units for unit in own], jobs, description="points of the grid"))
+    every = [unit for own in units for unit in own]
+    remaining = iter(run_units(every, jobs, description="points of the grid", engine=engine))
     points = [[without_origin(next(remaining)) for _ in own] for own in units]
     tests = [
         Unit(
@@ -191,7 +183,7 @@ def run_rows(rows: list[Row], jobs: int | None) -> list[RunRecord]:
         )
         for row, found in zip(rows, points, strict=True)
     ]
-    results = run_units(tests, jobs, description="tests")
+    results = run_units(tests, jobs, description="tests", engine=engine)
     return [
         make_record(config, row.features, result, start)
         for row, result in zip(rows, results, strict=True)
@@ -199,11 +191,11 @@ def run_rows(rows: list[Row], jobs: int | None) -> list[RunRecord]:
     ]
 
 
-def make_rows(options: ReproduceVisionOptions, recipe: VisionConfig, images: ImageSet, console: Console) -> list[Row]:
+def make_rows(options: ReproduceVisionOptions, recipe: VisionConfig, images: ImageSet) -> list[Row]:
     """The rows of a data set, once its features are there."""
     # Before the features: a value that a method cannot have shows at once.
     configs = [replace(recipe, pool=replace(recipe.pool, method=method)) for method in options.methods]
-    features = read_features(recipe, images, options.workers, console)
+    features = read_features(recipe, images, options.workers)
     rows = []
     for config in configs:
         name = f"{config.pool.method}-{fingerprint('vision', shared_settings(config, features), options.heads)}"
@@ -212,9 +204,9 @@ def make_rows(options: ReproduceVisionOptions, recipe: VisionConfig, images: Ima
     return rows
 
 
-def read_features(config: VisionConfig, images: ImageSet, workers: int | None, console: Console) -> Features:
+def read_features(config: VisionConfig, images: ImageSet, workers: int | None) -> Features:
     """The features of a configuration, with a bar while they are computed."""
-    with extraction_bars(images, console) as watch:
+    with extraction_bars(images) as watch:
         return extract(config, images, workers=workers, watch=watch)
 
 

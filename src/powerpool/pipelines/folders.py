@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import csv
 import io
-import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from powerpool.checks import ArgumentError
 from powerpool.configs import RecipeError, read_recipe, to_yaml
-from powerpool.records import RecordError, read_json, write_json, write_text
-
-if TYPE_CHECKING:
-    from rich.console import Console
+from powerpool.console import note
+from powerpool.console import write_text as print_text
+from powerpool.records import RecordError, read_json, require_writable, write_json, write_text
 
 CONFIG, DATA, MODEL, RECORD, EVALUATION = "config.yaml", "data.json", "model.pt", "record.json", "evaluation.json"
 
@@ -27,7 +25,6 @@ def open_run(
     pipeline: str,
     made: Iterable[Path] = (),
     overwrite: bool = False,
-    console: Console,
 ) -> None:
     """Make a run folder, or see that what is in it is the beginning of this very run.
 
@@ -38,7 +35,6 @@ def open_run(
         pipeline: "graph", "vision" or "fewshot", for what is said.
         made: what a run leaves in the folder, beside model, record and evaluation; ``overwrite`` deletes it.
         overwrite: start anew where the folder holds another run, instead of refusing.
-        console: where it is said that a run goes on.
     """
     file, (name, digest) = folder / CONFIG, data
     if overwrite:
@@ -60,7 +56,7 @@ def open_run(
                 f"{folder} holds this very run, finished. Look at it with 'powerpool evaluate {pipeline} --run "
                 f"{folder}', choose another --out, or train it anew with --overwrite."
             )
-        console.print(f"Going on with the run in {folder}.", markup=False, highlight=False, soft_wrap=True)
+        note(f"Going on with the run in {folder}.")
     write_json(folder / DATA, {"name": name, "digest": digest})
     write_text(file, to_yaml(wanted))
 
@@ -81,9 +77,18 @@ def is_of(folder: str | Path, digest: str) -> bool:
 
 
 def require_answer_file(out: str | None) -> None:
-    """Answers are written as CSV or JSON, by the name of the file."""
-    if out is not None and Path(out).suffix not in (".csv", ".json"):
+    """Answers are written as CSV or JSON, by the name of the file; where that cannot be is said before the work."""
+    if out is None:
+        return
+    if Path(out).suffix not in (".csv", ".json"):
         raise ArgumentError(f"out must end in .csv or .json (got {out!r}).")
+    require_place(out)
+
+
+def require_place(*files: str | Path) -> None:
+    """Refuse places that cannot be written, before the work whose results go there."""
+    for file in files:
+        require_writable(file, "Choose another place with --out.")
 
 
 def write_answers(rows: Sequence[dict[str, Any]], out: str | None) -> None:
@@ -96,7 +101,7 @@ def write_answers(rows: Sequence[dict[str, Any]], out: str | None) -> None:
     writer.writeheader()
     writer.writerows(rows)
     if out is None:
-        sys.stdout.write(text.getvalue())
+        print_text(text.getvalue())
     else:
         write_text(out, text.getvalue())
 

@@ -266,24 +266,44 @@ def test_the_split_that_cannot_fill_an_episode_is_named(data):
         require_episodes(small_config(), data, ways=[2, 7])
 
 
-def test_in_mixed_precision_only_the_encoder_computes_in_bfloat16_and_only_in_training(data, monkeypatch):
-    training = make(data, training={"precision": "bf16-mixed"})
-    network, pictures, seen = training.network, torch.rand(4, 1, 16, 16), []
-    with torch.autocast("cpu", torch.bfloat16):
-        wanted = copy.deepcopy(network.encoder).train()(pictures)
-    network.encoder.register_forward_hook(lambda module, inputs, maps: seen.append(maps.dtype))
-    found = network.train().encode(pictures)
-    assert found.dtype == torch.float32
-    assert torch.equal(found, wanted.float())
-    network.eval().encode(pictures)
-    assert seen == [torch.bfloat16, torch.float32]
-    compare = network.compare
-    monkeypatch.setattr(network, "compare", lambda *maps: seen.extend(one.dtype for one in maps) or compare(*maps))
-    seen.clear()
+@pytest.mark.parametrize("method", ["SoSN(x)+SigmE", "SoSN(x)+SpecMaxExpF", "RelationNet", "PrototypicalNet"])
+def test_in_mixed_precision_convolutions_compute_in_bfloat16_in_training_alone(data, method):
+    training = make(data, method, training={"precision": "bf16-mixed"})
+    network, seen = training.network, []
+    for layer in network.modules():
+        if isinstance(layer, nn.Conv2d):  # the first of SoSN's comparison is computed by its block, in float32
+            layer.register_forward_hook(lambda module, inputs, maps: seen.append(maps.dtype))
+    support, query = torch.rand(2, 1, 1, 16, 16), torch.rand(3, 1, 16, 16)
+    for mode, wanted in ((network.train, torch.bfloat16), (network.eval, torch.float32)):
+        seen.clear()
+        mode()
+        assert network(support, query).dtype == torch.float32
+        assert set(seen) == {wanted}
     training.run()
-    assert set(seen) == {torch.bfloat16, torch.float32}
-    assert seen[:3] == [torch.bfloat16, torch.float32, torch.float32]
     assert all(value.dtype != torch.bfloat16 for value in network.state_dict().values())
+
+
+def test_matrices_are_float32_in_mixed_precision(data, monkeypatch):
+    training = make(data, training={"precision": "bf16-mixed"})
+    seen, match = [], training.network.pairs.forward
+
+    def watched(*matrices):
+        seen.extend(one.dtype for one in matrices)
+        return match(*matrices)
+
+    monkeypatch.setattr(training.network.pairs, "forward", watched)
+    training.run()
+    assert set(seen) == {torch.float32}
+
+
+def test_in_mixed_precision_every_step_sees_the_weights_of_the_last(data):
+    training = make(data, training={"precision": "bf16-mixed"})
+    network, pictures = training.network.train(), (torch.rand(2, 1, 1, 16, 16), torch.rand(3, 1, 16, 16))
+    before = network(*pictures)
+    with torch.no_grad():
+        for parameter in network.similarity.parameters():
+            parameter.mul_(1.5)
+    assert not torch.equal(network(*pictures), before)
 
 
 def test_mixed_precision_is_near_the_full_one_and_not_equal(data):

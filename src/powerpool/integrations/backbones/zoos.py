@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from powerpool.checks import ArgumentError, UnknownNameError
 from powerpool.configs import did_you_mean
+from powerpool.data.places import how_to_fetch, may_fetch
 from powerpool.integrations.backbones.base import (
     IMAGENET_MEAN,
     IMAGENET_STD,
@@ -22,6 +23,7 @@ from powerpool.integrations.backbones.base import (
     as_triple,
     evaluating,
     import_or_explain,
+    weights_only,
     wrap,
 )
 
@@ -60,13 +62,14 @@ def load_timm(name: str, pretrained: bool, download: bool) -> Backbone:
     if not timm.is_model(own):
         raise _unknown(name, own, "timm", timm.list_models())
     weights: dict[str, Any] = {"pretrained": pretrained}
-    if pretrained and not download:
+    if pretrained and not may_fetch(download):
         # A file given by its path is read from there; by its name, timm would ask the network for a newer one.
         weights["pretrained_cfg_overlay"] = {"file": _timm_file(timm, name, own)}
-    try:
-        model = timm.create_model(own, features_only=True, **weights)
-    except (RuntimeError, AttributeError, NotImplementedError):  # this network has one map, not one for each stage
-        model = timm.create_model(own, num_classes=0, global_pool="", **weights)
+    with weights_only(name):
+        try:
+            model = timm.create_model(own, features_only=True, **weights)
+        except (RuntimeError, AttributeError, NotImplementedError):  # this network has one map, not one for each stage
+            model = timm.create_model(own, num_classes=0, global_pool="", **weights)
     config = getattr(model, "pretrained_cfg", None) or {}
     mean, std = as_triple(config.get("mean"), IMAGENET_MEAN), as_triple(config.get("std"), IMAGENET_STD)
     return wrap(TimmBody(model), name, None, mean, std)
@@ -98,12 +101,14 @@ def load_torchvision(name: str, pretrained: bool, download: bool) -> Backbone:
     mean, std, weights = IMAGENET_MEAN, IMAGENET_STD, None
     if pretrained:
         weights = models.get_model_weights(own).DEFAULT
-        if not download and not os.path.exists(_downloaded(weights.url)):
+        if not may_fetch(download) and not os.path.exists(_downloaded(weights.url)):
             raise _not_here(name)
         preset = weights.transforms()
         mean = as_triple(getattr(preset, "mean", None), mean)
         std = as_triple(getattr(preset, "std", None), std)
-    return wrap(_torchvision_body(models.get_model(own, weights=weights), name), name, None, mean, std)
+    with weights_only(name):
+        model = models.get_model(own, weights=weights)
+    return wrap(_torchvision_body(model, name), name, None, mean, std)
 
 
 def _torchvision_body(model: nn.Module, name: str) -> nn.Module:
@@ -151,10 +156,8 @@ def _downloaded(url: str) -> str:
 
 
 def _not_here(name: str) -> BackboneError:
-    return BackboneError(
-        f"The weights of {name} are not on this machine. Pass download=True to fetch them (this needs a network), or "
-        "pretrained=False for random ones."
-    )
+    remedy = "Pass download=True to fetch them (this needs a network), or pretrained=False for random ones."
+    return BackboneError(f"The weights of {name} are not on this machine. {how_to_fetch(remedy)}")
 
 
 def _unknown(name: str, own: str, package: str, names: Iterable[str]) -> UnknownNameError:

@@ -6,13 +6,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from powerpool.checks import ArgumentError
 from powerpool.configs import read_recipe, recipe_names
+from powerpool.console import Bars, cell, console, emit, note, say
 from powerpool.data import FewShotSet, ImageSplit, PictureBank, Splits, list_pictures, load_images
 from powerpool.data.banks import read_bank
 from powerpool.data.image_sources import locate
@@ -42,13 +43,11 @@ from powerpool.pipelines.folders import (
     is_of,
     open_run,
     require_answer_file,
+    require_place,
     write_answers,
 )
 from powerpool.records import RecordError, RunRecord, environment, read_json, write_json
 from powerpool.statistics import summarize
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 SHOWN = 3
 """Classes that a prediction names, the most alike first."""
@@ -76,22 +75,18 @@ class TrainOptions(FewShotConfig):
 
 def train(options: TrainOptions) -> None:
     """Train, test, write the run folder, and print what came out."""
-    from rich.console import Console
-
-    config, console = with_absolute_paths(options.config), Console(stderr=True)
-    data = read_pictures(config, console)
+    config = with_absolute_paths(options.config)
+    data = read_pictures(config)
     folder = Path(
         options.out or Path("runs", "train", "fewshot", data.name, f"{config.model.method}-{config.protocol}")
     )
-    record = _train_run(config, data, folder, console, overwrite=options.overwrite)
+    record = _train_run(config, data, folder, overwrite=options.overwrite)
     result = record.folds[0]
-    said = f"{config.model.method} on {data.name}, {config.protocol}: {_accuracy(result)}. The model is in {folder}."
-    Console().print(said, markup=False, highlight=False, soft_wrap=True)
+    emit({"run": folder, "record": read_json(folder / RECORD)})
+    say(f"{config.model.method} on {data.name}, {config.protocol}: {_accuracy(result)}. The model is in {folder}.")
 
 
-def _train_run(
-    config: FewShotConfig, data: FewShotSet, folder: Path, console: Console, *, overwrite: bool
-) -> RunRecord:
+def _train_run(config: FewShotConfig, data: FewShotSet, folder: Path, *, overwrite: bool) -> RunRecord:
     """Fill a run folder, from where it was if it was stopped: the model, and the record, which is returned."""
     start = environment()  # the code that runs is that of now, whatever lies there when it ends
     training = make_training(config, data)  # before anything is written: what does not fit shows here
@@ -103,11 +98,10 @@ def _train_run(
             pipeline="fewshot",
             made=[folder / CHECKPOINT],
             overwrite=overwrite,
-            console=console,
         )
-        with training_bar(config.training, console) as watch:
+        with training_bar(config.training) as watch:
             train_in(training, folder, watch=watch)
-        with testing_bar(config.test, console) as watch_test:
+        with testing_bar(config.test) as watch_test:
             found = assess(training_model(training), data["test"], config.test, config.training.device, watch_test)
         result = {"fold": 0, **found, **outcome(training)}
         record = make_record(config, data, [result], start)
@@ -135,30 +129,27 @@ def make_record(
     )
 
 
-def read_pictures(config: FewShotConfig, console: Console) -> FewShotSet:
+def read_pictures(config: FewShotConfig) -> FewShotSet:
     """The pictures of a configuration, with a bar while they are decoded; how many had to be skipped is said."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
-        tasks: dict[str, Any] = {}
+    with Bars(left=False) as bars:
+        own: dict[str, Any] = {}
 
         def watch(split: str, done: int, count: int) -> None:
-            if split not in tasks:
-                tasks[split] = bar.add_task(f"pictures of {split}", total=count)
-            bar.update(tasks[split], completed=done)
+            if split not in own:
+                own[split] = bars.add(f"pictures of {split}", count)
+            bars.update(own[split], done)
 
         data = read_set(config, watch=watch)
     if data.skipped:
         text = f"{len(data.skipped)} pictures cannot be read and were skipped, the first is {data.skipped[0]}."
-        console.print(text, markup=False, highlight=False, soft_wrap=True)
+        note(text)
     return data
 
 
 @contextmanager
-def training_bar(config: TrainingConfig, console: Console) -> Iterator[Any]:
+def training_bar(config: TrainingConfig) -> Iterator[Any]:
     """A bar for training episodes, and a line after every validation."""
-    with _bar("training episodes", config.episodes, console) as move:
+    with _bar("training episodes", config.episodes, lines=False) as move:
         said = 0
 
         def watch(training: Training) -> None:
@@ -169,41 +160,31 @@ def training_bar(config: TrainingConfig, console: Console) -> Iterator[Any]:
                 said = len(curves.episode)
                 text = f"episode {training.done} of {config.episodes}: loss {curves.train_loss[-1]:.4f}"
                 text += f", validation {values[-1]:.2f} %" if values else ""
-                console.print(text, markup=False, highlight=False, soft_wrap=True)
+                note(text)
 
         yield watch
 
 
 @contextmanager
-def testing_bar(config: EpisodeConfig, console: Console) -> Iterator[Any]:
+def testing_bar(config: EpisodeConfig) -> Iterator[Any]:
     """A bar for test episodes."""
-    with _bar("test episodes", config.count, console) as move:
+    with _bar("test episodes", config.count) as move:
         yield move
 
 
 @contextmanager
-def _bar(text: str, total: int, console: Console) -> Iterator[Any]:
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, TextColumn("left"), TimeRemainingColumn(), console=console, transient=True) as bar:
-        task = bar.add_task(text, total=total)
-        yield lambda done: bar.update(task, completed=done)
+def _bar(text: str, total: int, *, lines: bool = True) -> Iterator[Any]:
+    with Bars(lines=lines) as bars:
+        bar = bars.add(text, total)
+        yield lambda done: bars.update(bar, done)
 
 
-def _say_recipe(config: FewShotConfig, data: FewShotSet, console: Console) -> None:
+def _say_recipe(config: FewShotConfig, data: FewShotSet) -> None:
     """Tell of a recipe for the data, where other settings were taken."""
     name = f"fewshot/{data.name}"
     if name in recipe_names() and Pictures.of(read_recipe(name, FewShotConfig)) != Pictures.of(config):
         text = f"There is a recipe for {data.name}, with other sizes or colours: --config {name}."
-        console.print(text, markup=False, highlight=False, soft_wrap=True)
+        note(text)
 
 
 def with_absolute_paths(config: FewShotConfig) -> FewShotConfig:
@@ -261,10 +242,9 @@ class EvaluateOptions:
 
 def evaluate(options: EvaluateOptions) -> None:
     """Print and write the mean accuracy over episodes, with its interval."""
-    from rich.console import Console
-
-    console = Console(stderr=True)
     model = load_run(options.run)
+    folder = Path(options.out or options.run)
+    require_place(folder / EVALUATION)
     config = read_recipe(Path(options.run, CONFIG), FewShotConfig)
     root = options.data_root or config.data_root
     names = ("way", "shot", "queries", "count", "transductive")
@@ -272,7 +252,7 @@ def evaluate(options: EvaluateOptions) -> None:
     episodes = replace(config.test, **given)
     if options.data is None:
         config = replace(config, data_root=root, download=options.download, corrupt=options.corrupt)
-        data = read_pictures(config, console)
+        data = read_pictures(config)
         if not is_of(options.run, data.digest):
             raise RecordError(
                 f"{data.name} has changed since the run was trained: which classes are for test is no longer known. "
@@ -284,19 +264,16 @@ def evaluate(options: EvaluateOptions) -> None:
         which = f"all classes of {name}"
         if name == read_json(Path(options.run, DATA))["name"]:
             text = f"The network was trained on classes of {name}, which are among these: this is no test."
-            console.print(text, markup=False, highlight=False, soft_wrap=True)
-    with testing_bar(episodes, console) as watch:
+            note(text)
+    with testing_bar(episodes) as watch:
         found = assess(model, bank, episodes, options.device, watch)
-    folder = Path(options.out or options.run)
     method = model.network.config.method
-    write_json(
-        folder / EVALUATION,
-        {"pictures": which, "method": method, "test": asdict(episodes), **found, "environment": environment()},
-    )
+    figures = {"pictures": which, "method": method, "test": asdict(episodes), **found, "environment": environment()}
+    emit({**figures, "written": [folder / EVALUATION]})
     form = f"{episodes.way}-way {episodes.shot}-shot{', transductive' if episodes.transductive else ''}"
-    said = f"{method}, {which}, {form}: {_accuracy(found)}"
-    Console().print(said, markup=False, highlight=False, soft_wrap=True)
-    Console().print(f"written: {folder / EVALUATION}", markup=False, highlight=False, soft_wrap=True)
+    say(f"{method}, {which}, {form}: {_accuracy(found)}")
+    write_json(folder / EVALUATION, figures)
+    say(f"written: {folder / EVALUATION}")
 
 
 def _all_classes(data: str, root: str | None, pictures: Pictures, options: EvaluateOptions) -> tuple[PictureBank, str]:
@@ -340,8 +317,6 @@ class PredictOptions:
 
 def predict(options: PredictOptions) -> None:
     """Print a table of the classes that are most alike to every picture, or write all scores."""
-    from rich.console import Console
-
     model = load_run(options.run)
     shown = load_images(options.support, splits=Splits(validation=0.0, test=0.0))
     first, *others = shown.splits.values()
@@ -356,14 +331,16 @@ def predict(options: PredictOptions) -> None:
     support = [bank.batch((bank.targets == label).nonzero().flatten()) for label in seen]
     queries = _read(list_pictures(options.pictures), (), model.pictures, options.corrupt)
     for name in sorted({*list_pictures(options.pictures).names} - {*queries.names}):
-        Console(stderr=True).print(f"skipped, not readable: {name}", markup=False, highlight=False, soft_wrap=True)
+        note(f"skipped, not readable: {name}")
     queries = replace(queries, mean=bank.mean)  # that of the examples: queries alone may be of one class
     scores = model.scores(support, queries.batch(torch.arange(len(queries))))
     classes = [shown.classes[label] for label in seen]
+    answers = _answers(queries.names, scores, classes)
+    emit(answers)
     if options.out is not None:
-        write_answers(_answers(queries.names, scores, classes), options.out)
+        write_answers(answers, options.out)
         return
-    Console().print(_table(queries.names, scores, classes))
+    console().print(_table(queries.names, scores, classes))
 
 
 def _read(split: ImageSplit, classes: tuple[str, ...], pictures: Pictures, corrupt: Corrupt) -> PictureBank:
@@ -385,12 +362,11 @@ def _answers(names: tuple[str, ...], scores: Tensor, classes: list[str]) -> list
 
 
 def _table(names: tuple[str, ...], scores: Tensor, classes: list[str]) -> Any:
-    from rich.markup import escape
     from rich.table import Table
 
     table = Table("picture", "class", "score", "then")
     best = scores.topk(min(SHOWN, len(classes)), dim=-1)
     for name, values, places in zip(names, best.values.tolist(), best.indices.tolist(), strict=True):
         said = [f"{classes[place]} {value:.3f}" for place, value in zip(places, values, strict=True)]
-        table.add_row(*map(escape, (name, classes[places[0]], f"{values[0]:.3f}", ", ".join(said[1:]))))
+        table.add_row(*map(cell, (name, classes[places[0]], f"{values[0]:.3f}", ", ".join(said[1:]))))
     return table

@@ -107,8 +107,8 @@ class TrainingConfig:
         validation_episodes: in each validation; 0: there is none, and the last model is taken
         settling_episodes: training episodes, from which the statistics of batch normalization are taken before a
             validation; 0: they are the running ones, gathered while the weights changed
-        precision: 32-true, or bf16-mixed, where the encoder computes in bfloat16. Comparisons stay in float32: two
-            pictures differ by little more than bfloat16 rounds away
+        precision: 32-true, or bf16-mixed: convolutions compute in bfloat16 while they are trained. Matrices are
+            float32, and so are validation and test
         device: cpu, cuda or cuda:1
     """
 

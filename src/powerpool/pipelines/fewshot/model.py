@@ -61,7 +61,7 @@ class EpisodeNetwork(nn.Module):
     """An encoder, and a way to compare. Subclasses say how, and which loss they are trained with."""
 
     trains_in_bfloat16 = False
-    """Whether the encoder computes in bfloat16 while it is trained."""
+    """Whether convolutions compute in bfloat16 while they are trained; matrices and scores are float32."""
 
     def __init__(self, config: ModelConfig, channels: int) -> None:
         super().__init__()
@@ -82,17 +82,18 @@ class EpisodeNetwork(nn.Module):
                 f"(got {tuple(support.shape)} and {tuple(query.shape)})."
             )
         pictures = torch.cat([support.flatten(0, 1), query])
-        maps = self.encode(pictures)
-        shown = support.shape[0] * support.shape[1]
-        return self.compare(maps[:shown].unflatten(0, support.shape[:2]), maps[shown:])
+        half = self.trains_in_bfloat16 and self.training
+        # One context for each pass: inside of one, autocast keeps the weights as they were when it first saw them.
+        with torch.autocast(pictures.device.type, torch.bfloat16) if half else contextlib.nullcontext():
+            maps = self.encode(pictures)
+            shown = support.shape[0] * support.shape[1]
+            scores = self.compare(maps[:shown].unflatten(0, support.shape[:2]), maps[shown:])
+        return at_least_float32(scores)
 
     def encode(self, pictures: Tensor) -> Tensor:  # shape: (B, C, H, W) -> (B, K, h, w)
         """The maps of pictures in [0, 1]."""
         # A pixel's channels side by side in memory is the fastest order for convolutions on a CPU.
-        pictures = pictures.contiguous(memory_format=torch.channels_last)
-        half = self.trains_in_bfloat16 and self.training
-        with torch.autocast(pictures.device.type, torch.bfloat16) if half else contextlib.nullcontext():
-            maps: Tensor = self.encoder(pictures)
+        maps: Tensor = self.encoder(pictures.contiguous(memory_format=torch.channels_last))
         return at_least_float32(maps)
 
     def compare(self, support: Tensor, query: Tensor) -> Tensor:  # shape: (L, J, K, h, w), (n, K, h, w) -> (n, L)

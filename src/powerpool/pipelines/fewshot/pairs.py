@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from powerpool.checks import ShapeError
+from powerpool.precision import at_least_float32, without_autocast
 
 BLOCK = 2**19
 """Numbers of the output that are computed at once on a CPU: they stay in its cache until they are done."""
@@ -50,13 +51,20 @@ class PairBlock(nn.Module):
             )
         if support.shape[1] % 2 or support.shape[2] % 2:
             raise ShapeError(f"PairBlock needs an even height and width (got {tuple(support.shape[1:])}).")
-        first, second = windows(support), windows(query)
+        with without_autocast(query):
+            shown, asked = self._normalized(windows(at_least_float32(support)), windows(at_least_float32(query)))
+        if torch.is_autocast_enabled(query.device.type):  # of the pairs only: there are many, and each is rounded once
+            half = torch.get_autocast_dtype(query.device.type)
+            shown, asked = shown.to(half), asked.to(half)
+        return pool_pairs(shown, asked).flatten(0, 1)
+
+    def _normalized(self, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
+        """Convolution and batch normalization of the windows of support and query; their sum is that of a pair."""
         weights = self.convolution.weight.flatten(2).unbind(1)  # (F, 9) each
         mean, variance = self._statistics(first, second, torch.cat(weights, 1))
         scale = self.norm.weight * torch.rsqrt(variance + self.norm.eps)
         shown = _filtered(first, weights[0] * scale[:, None]) + (self.norm.bias - mean * scale)
-        asked = _filtered(second, weights[1] * scale[:, None])
-        return pool_pairs(shown, asked).flatten(0, 1)
+        return shown, _filtered(second, weights[1] * scale[:, None])
 
     def _statistics(self, first: Tensor, second: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:  # shape: (F,), (F,)
         """Mean and variance of each channel over all pairs and places, or those that were kept."""

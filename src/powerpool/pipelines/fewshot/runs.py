@@ -88,7 +88,7 @@ class TrainedModel:
             config, pictures = ModelConfig(**state["config"]), Pictures(**state["pictures"])
             network = make_network(config, pictures.channels, pictures.size)
             network.load_state_dict(state["weights"])
-        except (KeyError, TypeError, RuntimeError, PowerPoolError) as error:
+        except (KeyError, IndexError, TypeError, RuntimeError, PowerPoolError) as error:
             first = (str(error).splitlines() or [""])[0]
             raise RecordError(f"{path} is a damaged model: {type(error).__name__}: {first}") from error
         return cls(network.eval(), pictures)

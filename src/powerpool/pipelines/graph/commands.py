@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from powerpool.configs import read_recipe
+from powerpool.console import Bars, cell, console, emit, note, say
 from powerpool.data import GraphSet
 from powerpool.locks import locked
 from powerpool.pipelines.folders import (
@@ -20,6 +21,7 @@ from powerpool.pipelines.folders import (
     is_of,
     open_run,
     require_answer_file,
+    require_place,
     write_answers,
 )
 from powerpool.pipelines.graph.config import GraphConfig, ModelConfig, Protocol
@@ -37,10 +39,9 @@ from powerpool.pipelines.graph.evaluation import (
 from powerpool.pipelines.graph.methods import METHODS
 from powerpool.pipelines.graph.runs import TRIALS, TrainedModel, load_run
 from powerpool.pipelines.graph.training import Training
-from powerpool.records import RecordError, RunRecord, environment, write_json
+from powerpool.records import RecordError, RunRecord, environment, read_json, write_json
 
 if TYPE_CHECKING:
-    from rich.console import Console
     from typing_extensions import Self
 
 READOUT_FIELDS = ("eta", "gamma", "asinhe_gamma", "t", "iterations", "beta")
@@ -77,7 +78,7 @@ class TrainOptions(GraphConfig):
 
 
 @dataclass(frozen=True)
-class _RunConfig(GraphConfig):
+class RunConfig(GraphConfig):
     """What ``config.yaml`` of a run folder holds."""
 
     protocol: Protocol = "validation-only"
@@ -86,40 +87,34 @@ class _RunConfig(GraphConfig):
 
 def train(options: TrainOptions) -> None:
     """Train, test once, write the run folder, and print what came out."""
-    from rich.console import Console
-
     config = options.config
     graphs = read_graphs(config)
     make_fold(config, graphs, options.fold)  # a fold that there is not shows before anything is written
     folder = Path(options.out or Path("runs", "train", "graph", graphs.name, config.model.method))
-    console = Console(stderr=True)
-    _say_unused(config, console)
+    _say_unused(config)
     with locked(folder):
         open_run(
             folder,
-            _RunConfig(**options.shared, protocol=options.protocol, fold=options.fold),
+            RunConfig(**options.shared, protocol=options.protocol, fold=options.fold),
             (graphs.name, graphs.digest),
             pipeline="graph",
             made=folder.glob(f"{TRIALS}/*.pt"),
             overwrite=options.overwrite,
-            console=console,
         )
-        result = _train(options, graphs, folder, console)
-    Console().print(
+        result = _train(options, graphs, folder)
+    emit({"run": folder, "record": read_json(folder / RECORD)})
+    say(
         f"{config.model.method} on {graphs.name}, {options.protocol}, fold {options.fold}: "
         f"test accuracy {result['value']:.1f} %, epoch {result['epoch']}, {_listed(result['chosen'])}, "
-        f"{result['seconds']:.1f} s. The model is in {folder}.",
-        markup=False,
-        highlight=False,
-        soft_wrap=True,
+        f"{result['seconds']:.1f} s. The model is in {folder}."
     )
 
 
-def _train(options: TrainOptions, graphs: GraphSet, folder: Path, console: Console) -> dict[str, Any]:
+def _train(options: TrainOptions, graphs: GraphSet, folder: Path) -> dict[str, Any]:
     """Train and test; the model and the record are in the folder then. What is recorded of the fold."""
     config = options.config
     points = len(list(config.points()))
-    with _Epochs(console, points * config.training.epochs) as epochs:
+    with _Epochs(points * config.training.epochs) as epochs:
         trials = choose(config, graphs, options.fold, folder / TRIALS, epochs.watch)
         best, network = trials[0], restore(config, graphs, trials[0])
         tested = test_score(config, graphs, options.fold, network)
@@ -146,7 +141,7 @@ def _train(options: TrainOptions, graphs: GraphSet, folder: Path, console: Conso
     return result
 
 
-def _say_unused(config: GraphConfig, console: Console) -> None:
+def _say_unused(config: GraphConfig) -> None:
     """Tell of settings that do not concern the method: the user may have meant another one."""
     default, model = ModelConfig(), config.model
     concerned = METHODS[model.method].parameters
@@ -155,33 +150,29 @@ def _say_unused(config: GraphConfig, console: Console) -> None:
     unused += ["grid.eta"] if config.grid.eta and "eta" not in concerned else []
     if unused:
         text = f"{', '.join(unused)}: not used, {model.method} does not depend on it."
-        console.print(text, markup=False, highlight=False, soft_wrap=True)
+        note(text)
 
 
 class _Epochs:
     """A bar of epochs, with the time that is left."""
 
-    def __init__(self, console: Console, total: int) -> None:
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-        from rich.progress import TimeRemainingColumn as TimeLeftColumn
-
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-        self._bar = Progress(*columns, TextColumn("left"), TimeLeftColumn(), console=console, transient=True)
-        self._task = self._bar.add_task("epochs", total=total)
+    def __init__(self, total: int) -> None:
+        self._bars = Bars()
+        self._bar = self._bars.add("epochs", total)
         self._total, self._before = total, 0
         self._training: Training | None = None
 
     def __enter__(self) -> Self:
-        self._bar.start()
+        self._bars.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._bar.stop()
+        self._bars.stop()
 
     def add(self, epochs: int) -> None:
         """Another training is to come."""
         self._total += epochs
-        self._bar.update(self._task, total=self._total)
+        self._bars.update(self._bar, total=self._total)
 
     def watch(self, training: Training) -> None:
         """Show the epochs of this training, after those of the ones before it."""
@@ -189,7 +180,7 @@ class _Epochs:
             self._before += 0 if self._training is None else self._training.epoch
             self._training = training
         loss = training.curves.train_loss[-1]
-        self._bar.update(self._task, completed=self._before + training.epoch, description=f"loss {loss:.3f}")
+        self._bars.update(self._bar, self._before + training.epoch, text=f"epochs, loss {loss:.3f}")
 
 
 # ---- evaluate --------------------------------------------------------------------------------------------------------
@@ -210,17 +201,17 @@ class EvaluateOptions:
     run: str
     data: str | None = None
     data_root: str | None = None
-    download: bool = True
+    download: bool = False
     out: str | None = None
 
 
 def evaluate(options: EvaluateOptions) -> None:
     """Print and write accuracy, loss, accuracy by class and the confusion matrix."""
-    from rich.console import Console
-    from rich.markup import escape
     from rich.table import Table
 
-    model, config = load_run(options.run), read_recipe(Path(options.run, CONFIG), _RunConfig)
+    file = Path(options.out or Path(options.run, EVALUATION))
+    model, config = load_run(options.run), read_recipe(Path(options.run, CONFIG), RunConfig)
+    require_place(file)
     root = options.data_root or config.data_root
     graphs = model.read(options.data or config.data, root, download=options.download)
     own = is_of(options.run, graphs.digest)
@@ -230,17 +221,17 @@ def evaluate(options: EvaluateOptions) -> None:
             "no longer known. Name the graphs to test on with --data."
         )
     if options.data and own:
-        note = "These are the graphs of the run: most of them were trained on. Without --data the others are tested."
-        Console(stderr=True).print(note, highlight=False, soft_wrap=True)
+        note("These are the graphs of the run: most of them were trained on. Without --data the others are tested.")
     chosen = torch.arange(len(graphs)) if options.data else make_fold(config, graphs, config.fold).test
     which = "all graphs" if options.data else f"the test graphs of fold {config.fold}"
     figures = evaluation_figures(model, graphs, chosen)
-    file = Path(options.out or Path(options.run, EVALUATION))
-    write_json(file, {"data": graphs.name, "graphs": which, **figures, "environment": environment()})
+    found = {"data": graphs.name, "graphs": which, **figures, "environment": environment()}
+    emit({**found, "written": [file]})
     table = Table(
-        title=f"{model.config.method} on {which} of {escape(graphs.name)}: accuracy {figures['accuracy']:.1f} %, "
-        f"loss {figures['loss']:.3f}, {figures['count']} graphs",
-        caption=escape(f"written to {file}"),
+        title=cell(
+            f"{model.config.method} on {which} of {graphs.name}: accuracy {figures['accuracy']:.1f} %, "
+            f"loss {figures['loss']:.3f}, {figures['count']} graphs"
+        ),
     )
     table.add_column("class", justify="right")
     table.add_column("graphs", justify="right")
@@ -250,7 +241,9 @@ def evaluate(options: EvaluateOptions) -> None:
     for label, row in zip(model.classes, figures["confusion"], strict=True):
         right = figures["accuracy_by_class"][str(label)]
         table.add_row(str(label), str(sum(row)), "-" if right is None else f"{right:.1f}", *map(str, row))
-    Console().print(table)
+    console().print(table)
+    write_json(file, found)
+    say(f"written: {file}")
 
 
 def evaluation_figures(model: TrainedModel, graphs: GraphSet, chosen: Tensor) -> dict[str, Any]:
@@ -290,7 +283,7 @@ class PredictOptions:
     run: str
     data: str
     data_root: str | None = None
-    download: bool = True
+    download: bool = False
     out: str | None = None
 
     def __post_init__(self) -> None:
@@ -311,6 +304,7 @@ def predict(options: PredictOptions) -> None:
         }
         for number, row in enumerate(probabilities)
     ]
+    emit(rows)
     write_answers(rows, options.out)
 
 

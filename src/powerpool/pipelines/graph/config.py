@@ -149,7 +149,7 @@ class GraphConfig:
     data_root: str | None = None
     features: Features = "auto"
     degree_cap: int = 500
-    download: bool = True
+    download: bool = False
     model: ModelConfig = field(default_factory=ModelConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
     grid: GridConfig = field(default_factory=GridConfig)

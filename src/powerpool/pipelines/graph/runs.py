@@ -91,7 +91,7 @@ class TrainedModel:
             classes = tuple(state["classes"])
             network = GraphClassifier(config, features.channels, len(classes))
             network.load_state_dict(state["weights"])
-        except (KeyError, TypeError, RuntimeError, PowerPoolError) as error:
+        except (KeyError, IndexError, TypeError, RuntimeError, PowerPoolError) as error:
             first = (str(error).splitlines() or [""])[0]
             raise RecordError(f"{path} is a damaged model: {type(error).__name__}: {first}") from error
         return cls(config, network.eval(), features, classes)

@@ -12,13 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from powerpool.checks import ArgumentError, DomainError, ShapeError, require_finite
+from powerpool.console import cell
+from powerpool.plotting import plain
 from powerpool.records import atomic
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from rich.table import Table
-    from rich.text import Text
 
 PAIRS = 10
 """Pairs of classes that are mistaken for one another most often: so many are listed."""
@@ -107,7 +108,7 @@ def assessment_table(figures: dict[str, Any], title: str = "") -> list[Table]:
     worst = sorted(names, key=lambda name: math.inf if (value := named[name]["accuracy"]) is None else value)
     whole = f"{title}: " if title else ""
     classes = Table(
-        title=_text(
+        title=cell(
             f"{whole}top-1 {figures['top1']:.2f} %, top-5 {figures['top5']:.2f} %, loss {figures['loss']:.3f}, "
             f"{figures['count']} pictures"
         ),
@@ -119,8 +120,8 @@ def assessment_table(figures: dict[str, Any], title: str = "") -> list[Table]:
     classes.add_column("most often taken for")
     for name in worst[:ROWS]:
         accuracy, count = named[name]["accuracy"], named[name]["count"]
-        taken = _text(_taken_for(figures["confusion"][names.index(name)], names, name))
-        classes.add_row(_text(name), str(count), "-" if accuracy is None else f"{accuracy:.1f}", taken)
+        taken = cell(_taken_for(figures["confusion"][names.index(name)], names, name))
+        classes.add_row(cell(name), str(count), "-" if accuracy is None else f"{accuracy:.1f}", taken)
     if not figures["confused"]:
         return [classes]
     pairs = Table(title="most confused")
@@ -129,7 +130,7 @@ def assessment_table(figures: dict[str, Any], title: str = "") -> list[Table]:
     for header in ("pictures", "% of the class"):
         pairs.add_column(header, justify="right")
     for pair in figures["confused"]:
-        pairs.add_row(_text(pair["class"]), _text(pair["said"]), str(pair["count"]), f"{pair['share']:.1f}")
+        pairs.add_row(cell(pair["class"]), cell(pair["said"]), str(pair["count"]), f"{pair['share']:.1f}")
     return [classes, pairs]
 
 
@@ -197,7 +198,7 @@ def _draw(figure: Figure, figures: dict[str, Any]) -> None:
 def _label(axes: Axes, names: Sequence[str]) -> None:
     axes.set(xlabel="said", ylabel="class")
     if len(names) <= NAMED:
-        shown = [_plain(_shortened(name)) for name in names]
+        shown = [plain(_shortened(name)) for name in names]
         size = _font_size(names)
         axes.set_xticks(range(len(names)), shown, rotation=90, fontsize=size)
         axes.set_yticks(range(len(names)), shown, fontsize=size)
@@ -225,20 +226,3 @@ def _shortened(name: str) -> str:
     """The beginning and the end of a long name: names of one kind often differ in their end."""
     half = LONGEST // 2
     return name if len(name) <= LONGEST else f"{name[:half]}\N{HORIZONTAL ELLIPSIS}{name[1 - half :]}"
-
-
-def _plain(text: str) -> str:
-    """``text`` on one line and without formulas: matplotlib reads what stands between two dollars as one."""
-    return _printable(text).replace("$", r"\$")
-
-
-def _text(text: str) -> Text:
-    """``text`` as it is: rich would read markup and names of emoji in a string."""
-    from rich.text import Text
-
-    return Text(_printable(text))
-
-
-def _printable(text: str) -> str:
-    """``text`` without line breaks and what else moves the cursor of a terminal."""
-    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text)

@@ -13,6 +13,7 @@ import torch
 
 from powerpool.checks import ArgumentError
 from powerpool.configs import read_recipe, recipe_names
+from powerpool.console import Bars, cell, console, emit, governed, is_quiet, note, say, working
 from powerpool.data import ImageSet, ImageSplit, Splits, list_pictures, load_images, readable
 from powerpool.data.image_sources import locate
 from powerpool.data.images import Corrupt
@@ -26,6 +27,7 @@ from powerpool.pipelines.folders import (
     is_of,
     open_run,
     require_answer_file,
+    require_place,
     write_answers,
 )
 from powerpool.pipelines.vision.assessment import assess, assessment_table, draw_confusion
@@ -43,12 +45,11 @@ from powerpool.pipelines.vision.extraction import Features, Watcher, extract
 from powerpool.pipelines.vision.frozen import score, summary
 from powerpool.pipelines.vision.methods import METHODS
 from powerpool.pipelines.vision.model import ImageClassifier
+from powerpool.pipelines.vision.ranks import is_first, require_together
 from powerpool.pipelines.vision.runs import TrainedModel, load_run
 from powerpool.records import RecordError, RunRecord, environment, read_json, write_json
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from powerpool.pipelines.vision.finetuning import FineTuned
 
 POINTS, TRAINING, CONFUSION = "points", "training", "confusion.png"
@@ -82,23 +83,29 @@ class TrainOptions(VisionConfig):
 
 def train(options: TrainOptions) -> None:
     """Train, test once, write the run folder, and print what came out."""
-    from rich.console import Console
-
-    config, console = with_absolute_path(options.config), Console(stderr=True)
-    images = read_pictures(config, console)
-    _say_recipe(config, images, console)
-    folder = Path(options.out or Path("runs", "train", "vision", images.name, config.pool.method))
-    _say_unused(config, console)
-    record = train_run(config, images, folder, options.workers, console, overwrite=options.overwrite)
+    require_together(options.config, overwrite=options.overwrite)
+    config = with_absolute_path(options.config)
+    if not is_first(config):
+        with governed(quiet=True):  # the first process speaks for all
+            images = read_pictures(config)
+            _fine_tune(config, images, _folder(options, config, images), options.workers)
+        return
+    images = read_pictures(config)
+    _say_recipe(config, images)
+    folder = _folder(options, config, images)
+    _say_unused(config)
+    record = train_run(config, images, folder, options.workers, overwrite=options.overwrite)
     result = record.folds[0]
-    Console().print(
+    emit({"run": folder, "record": read_json(folder / RECORD)})
+    say(
         f"{config.pool.method} on {images.name}, {config.mode}: test accuracy {result['value']:.2f} %, "
         f"top-5 {result['top5']:.2f} %, {result['count']} pictures, {_listed(result['chosen'])}. "
-        f"The model is in {folder}.",
-        markup=False,
-        highlight=False,
-        soft_wrap=True,
+        f"The model is in {folder}."
     )
+
+
+def _folder(options: TrainOptions, config: VisionConfig, images: ImageSet) -> Path:
+    return Path(options.out or Path("runs", "train", "vision", images.name, config.pool.method))
 
 
 def train_run(
@@ -106,7 +113,6 @@ def train_run(
     images: ImageSet,
     folder: Path,
     workers: int | None,
-    console: Console,
     *,
     overwrite: bool = False,
 ) -> RunRecord:
@@ -123,54 +129,43 @@ def train_run(
             pipeline="vision",
             made=[*folder.glob(f"{POINTS}/*.json"), folder / CONFUSION],
             overwrite=overwrite,
-            console=console,
         )
-        model, result = train_mode(config, images, folder, workers, console)
+        model, result = train_mode(config, images, folder, workers)
         model.save(folder / MODEL)
         record = _record(config, images, model, result, start)
         record.write(folder / RECORD)
     return record
 
 
-def read_pictures(config: VisionConfig, console: Console) -> ImageSet:
+def read_pictures(config: VisionConfig) -> ImageSet:
     """The pictures of a configuration; how many had to be skipped is said."""
     images, skipped = read_images(config)
     trained = {images.classes[target] for target in images["train"].targets.unique().tolist()}
     unseen = [name for name in images.classes if name not in trained]
     if unseen:
         text = f"{len(unseen)} classes have no training pictures and will never be said, the first is {unseen[0]}."
-        console.print(text, markup=False, highlight=False, soft_wrap=True)
+        note(text)
     for split, names in skipped.items():
         text = f"{len(names)} pictures of {split} cannot be read and were skipped, the first is {names[0]}."
-        console.print(text, markup=False, highlight=False, soft_wrap=True)
+        note(text)
     return images
 
 
 @contextmanager
-def extraction_bars(images: ImageSet, console: Console) -> Iterator[Watcher]:
+def extraction_bars(images: ImageSet) -> Iterator[Watcher]:
     """A bar for each split, for :func:`powerpool.pipelines.vision.extraction.extract` to move."""
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, TextColumn("left"), TimeRemainingColumn(), console=console, transient=True) as bar:
-        tasks = {name: bar.add_task(f"features of {name}", total=len(split)) for name, split in images.splits.items()}
-        yield lambda split, done, count: bar.update(tasks[split], completed=done, total=count)
+    with Bars() as bars:
+        own = {name: bars.add(f"features of {name}", len(split)) for name, split in images.splits.items()}
+        yield lambda split, done, count: bars.update(own[split], done, total=count)
 
 
 def _train_frozen(
-    config: VisionConfig, images: ImageSet, folder: Path, workers: int | None, console: Console
+    config: VisionConfig, images: ImageSet, folder: Path, workers: int | None
 ) -> tuple[TrainedModel, dict[str, Any]]:
-    with extraction_bars(images, console) as watch:
+    with extraction_bars(images) as watch:
         features = extract(config, images, workers=workers, watch=watch)
-    points = _grid(config, features, folder, console)
-    with console.status("training on training and validation pictures"):
+    points = _grid(config, features, folder)
+    with working("training on training and validation pictures"):
         (trained,) = train_again([config], [points], features)
         (result,) = test([trained], [points], features)
     network = ImageClassifier(
@@ -184,38 +179,44 @@ def _train_frozen(
     return TrainedModel(network, images.classes, config.crops), result
 
 
-def _grid(config: VisionConfig, features: Features, folder: Path, console: Console) -> list[dict[str, Any]]:
+def _grid(config: VisionConfig, features: Features, folder: Path) -> list[dict[str, Any]]:
     """Every point of the grid on validation; those that are in the run folder are read."""
     pools, found = list(config.points()), []
     for place, pool in enumerate(pools):
         file = folder / POINTS / f"point-{place:02d}.json"
         if not file.exists():
-            with console.status(f"point {place + 1} of {len(pools)}"):
+            with working(f"point {place + 1} of {len(pools)}"):
                 write_json(file, validate(config, pool, features))
         found.append(read_json(file))
     return found
 
 
-def _train_end_to_end(
-    config: VisionConfig, images: ImageSet, folder: Path, workers: int | None, console: Console
-) -> tuple[TrainedModel, dict[str, Any]]:
+def _fine_tune(config: VisionConfig, images: ImageSet, folder: Path, workers: int | None) -> FineTuned:
     from powerpool.pipelines.vision.finetuning import fine_tune
 
     splits = images.splits
     for split in splits.values():  # a picture that cannot be read shows now, not when all has been trained
         readable(split, "error")
-    network = _first_network(config, images, folder, workers, console)
+    network = _first_network(config, images, folder, workers)
     on_all = config.training.validation == "train"
-    found: FineTuned = fine_tune(
+    return fine_tune(
         config,
         network,
         splits["train"] + splits["validation"] if on_all else splits["train"],
         None if on_all else splits["validation"],
         folder / TRAINING,
         workers=workers,
+        show=not is_quiet(),
     )
+
+
+def _train_end_to_end(
+    config: VisionConfig, images: ImageSet, folder: Path, workers: int | None
+) -> tuple[TrainedModel, dict[str, Any]]:
+    splits = images.splits
+    found = _fine_tune(config, images, folder, workers)
     model = TrainedModel(found.model, images.classes, config.crops, is_trained=True)
-    with console.status("testing"):
+    with working("testing"):
         scores = model.logits(splits["test"], workers)
     result = {
         "fold": 0,
@@ -230,13 +231,11 @@ def _train_end_to_end(
     return model, result
 
 
-def _first_network(
-    config: VisionConfig, images: ImageSet, folder: Path, workers: int | None, console: Console
-) -> ImageClassifier:
+def _first_network(config: VisionConfig, images: ImageSet, folder: Path, workers: int | None) -> ImageClassifier:
     """What training end to end starts with: a classifier of zeros, or one that was trained on frozen features."""
     torch.manual_seed(config.seed)
     if config.training.warm_start:
-        return _train_frozen(config, images, folder, workers, console)[0].network
+        return _train_frozen(config, images, folder, workers)[0].network
     backbone = load_backbone(config.backbone, download=config.download)
     return ImageClassifier(backbone, config.pool, len(images.classes))
 
@@ -264,7 +263,7 @@ def _record(
     )
 
 
-def _say_unused(config: VisionConfig, console: Console) -> None:
+def _say_unused(config: VisionConfig) -> None:
     """Tell of settings that do not concern the method: the user may have meant another one."""
     default, pool = PoolConfig(), config.pool
     concerned = METHODS[pool.method].parameters
@@ -274,18 +273,18 @@ def _say_unused(config: VisionConfig, console: Console) -> None:
     grid = [name for name in given if name.startswith("grid.") and name not in unused]
     if unused:
         text = f"{', '.join(unused)}: not used, {pool.method} does not depend on it."
-        console.print(text, markup=False, highlight=False, soft_wrap=True)
+        note(text)
     if grid and config.mode == "end-to-end" and not config.training.warm_start:
         text = f"{', '.join(grid)}: not used, mode end-to-end trains one pool. Choose its settings with mode frozen."
-        console.print(text, markup=False, highlight=False, soft_wrap=True)
+        note(text)
 
 
-def _say_recipe(config: VisionConfig, images: ImageSet, console: Console) -> None:
+def _say_recipe(config: VisionConfig, images: ImageSet) -> None:
     """Tell of a recipe for the data, where other settings were taken."""
     name = f"vision/{images.name}"
     if name in recipe_names() and read_recipe(name, VisionConfig).crops != config.crops:
         text = f"There is a recipe for {images.name}, with the paper's settings: --config {name}."
-        console.print(text, markup=False, highlight=False, soft_wrap=True)
+        note(text)
 
 
 def with_absolute_path(config: VisionConfig) -> VisionConfig:
@@ -326,10 +325,9 @@ class EvaluateOptions:
 
 def evaluate(options: EvaluateOptions) -> None:
     """Print and write top-1 and top-5 accuracy, accuracy by class, and the confusion matrix as a picture."""
-    from rich.console import Console
-
-    console = Console(stderr=True)
     model = load_run(options.run, download=options.download)
+    folder = Path(options.out or options.run)
+    require_place(folder / EVALUATION, folder / CONFUSION)
     config = read_recipe(Path(options.run, CONFIG), VisionConfig)
     config = replace(config, data_root=options.data_root or config.data_root, download=options.download)
     if options.data:
@@ -338,7 +336,7 @@ def evaluate(options: EvaluateOptions) -> None:
         pictures = _in_classes_of(model, images, options.split)
         which = f"{options.split or 'all'} pictures of {images.name}"
     else:
-        images = read_pictures(config, console)
+        images = read_pictures(config)
         if not is_of(options.run, images.digest):
             raise RecordError(
                 f"{images.name} has changed since the run was trained: which pictures are for test is no longer known. "
@@ -349,16 +347,16 @@ def evaluate(options: EvaluateOptions) -> None:
     if options.corrupt == "skip":
         pictures, skipped = readable(pictures, "skip")
         which += f", {len(skipped)} that cannot be read skipped" if skipped else ""
-    with console.status(f"{len(pictures)} pictures"):
+    with working(f"{len(pictures)} pictures"):
         scores = model.logits(pictures, options.workers)
     figures = assess(scores, pictures.targets, model.classes)
-    folder = Path(options.out or options.run)
-    write_json(folder / EVALUATION, {"pictures": which, **figures, "environment": environment()})
-    draw_confusion(figures, folder / CONFUSION)
-    out = Console()
+    found = {"pictures": which, **figures, "environment": environment()}
+    emit({**found, "written": [folder / EVALUATION, folder / CONFUSION]})
     for table in assessment_table(figures, title=f"{model.network.pool.config.method} on {which}"):
-        out.print(table)
-    out.print(f"written: {folder / EVALUATION}, {folder / CONFUSION}", markup=False, highlight=False, soft_wrap=True)
+        console().print(table)
+    write_json(folder / EVALUATION, found)
+    draw_confusion(figures, folder / CONFUSION)
+    say(f"written: {folder / EVALUATION}, {folder / CONFUSION}")
 
 
 def _in_classes_of(model: TrainedModel, images: ImageSet, split: str | None) -> ImageSplit:
@@ -406,34 +404,32 @@ class PredictOptions:
 
 def predict(options: PredictOptions) -> None:
     """Print a table of the most probable classes of every picture, or write all probabilities."""
-    from rich.console import Console
-
     model = load_run(options.run, download=options.download)
     pictures = list_pictures(options.pictures)
     # With "error" whoever reads a picture that is none will say so.
     pictures, skipped = readable(pictures, "skip") if options.corrupt == "skip" else (pictures, [])
     for name in skipped:
-        Console(stderr=True).print(f"skipped, not readable: {name}", markup=False, highlight=False, soft_wrap=True)
+        note(f"skipped, not readable: {name}")
     if not len(pictures):
         raise ArgumentError(f"None of the {len(skipped)} pictures can be read.")
     probabilities = model.logits(pictures, options.workers).softmax(-1)
+    answers = [
+        {
+            "picture": name,
+            "class": model.classes[int(row.argmax())],
+            "probability": float(row.max()),
+            **{f"probability of {label}": float(value) for label, value in zip(model.classes, row, strict=True)},
+        }
+        for name, row in zip(pictures.names, probabilities, strict=True)
+    ]
+    emit(answers)
     if options.out is not None:
-        rows = [
-            {
-                "picture": name,
-                "class": model.classes[int(row.argmax())],
-                "probability": float(row.max()),
-                **{f"probability of {label}": float(value) for label, value in zip(model.classes, row, strict=True)},
-            }
-            for name, row in zip(pictures.names, probabilities, strict=True)
-        ]
-        write_answers(rows, options.out)
+        write_answers(answers, options.out)
         return
-    Console().print(_prediction_table(pictures.names, probabilities, model.classes))
+    console().print(_prediction_table(pictures.names, probabilities, model.classes))
 
 
 def _prediction_table(names: tuple[str, ...], probabilities: torch.Tensor, classes: tuple[str, ...]) -> Any:
-    from rich.markup import escape
     from rich.table import Table
 
     table = Table("picture", "class", "probability", "then")
@@ -441,7 +437,7 @@ def _prediction_table(names: tuple[str, ...], probabilities: torch.Tensor, class
     for name, values, places in zip(names, best.values.tolist(), best.indices.tolist(), strict=True):
         said = [f"{classes[place]} {100 * value:.1f} %" for place, value in zip(places, values, strict=True)]
         row = (name, classes[places[0]], f"{100 * values[0]:.1f} %", ", ".join(said[1:]))
-        table.add_row(*map(escape, row))
+        table.add_row(*map(cell, row))
     return table
 
 

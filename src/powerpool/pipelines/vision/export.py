@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from powerpool.checks import ArgumentError, PowerPoolError
+from powerpool.console import emit, note, say, working
 from powerpool.data import Crops
 from powerpool.integrations.backbones import Backbone, fold_batch_norm
 from powerpool.pipelines.vision.config import PoolConfig, chosen_values
@@ -39,6 +40,8 @@ CHATTY = ("torch.onnx", "torch.export", "onnxscript", "onnx_ir")
 
 class ExportError(PowerPoolError, RuntimeError):
     """A network could not be exported, or what was exported does not give what the model gives."""
+
+    exit_code = 1
 
 
 @dataclass(frozen=True)
@@ -66,26 +69,29 @@ class ExportOptions:
 
 def export(options: ExportOptions) -> None:
     """Write the file, and print what it takes and gives."""
-    from rich.console import Console
-
     model = load_run(options.run, download=options.download)
-    console = Console(stderr=True)
     method = model.network.pool.config.method
     if takes_fast_form(model.network.pool.config):
-        note = f"{method} is written in its fast form: products of matrices that give the same, without eigenvalues."
-        console.print(note, markup=False, highlight=False, soft_wrap=True)
-    with console.status("exporting"):
+        note(f"{method} is written in its fast form: products of matrices that give the same, without eigenvalues.")
+    with working("exporting"):
         found = export_model(model, options.out, batch=options.batch, check=options.check)
     size, difference = Path(options.out).stat().st_size / 1e6, "not checked"
     if found is not None:
         difference = f"at most {found:.1g} from those of the model"
-    Console().print(
+    emit(
+        {
+            "written": [Path(options.out)],
+            "method": method,
+            "backbone": model.backbone.name,
+            "input": _shape(model, options.batch),
+            "classes": len(model.classes),
+            "difference": found,
+        }
+    )
+    say(
         f"{method} on {model.backbone.name} as {FORMATS[Path(options.out).suffix]}, {size:.1f} MB. "
         f"Takes {INPUT} {_shape(model, options.batch)}, float32 from 0 to 1. "
-        f"Gives {OUTPUT} of {len(model.classes)} classes, {difference}. It is in {options.out}.",
-        markup=False,
-        highlight=False,
-        soft_wrap=True,
+        f"Gives {OUTPUT} of {len(model.classes)} classes, {difference}. It is in {options.out}."
     )
 
 

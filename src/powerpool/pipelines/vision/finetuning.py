@@ -18,6 +18,7 @@ from powerpool.pipelines.vision.config import VisionConfig
 from powerpool.pipelines.vision.frozen import first_near_best
 from powerpool.pipelines.vision.model import ImageClassifier
 from powerpool.pipelines.vision.progress import STATE, FineTuningError, Plan, Progress
+from powerpool.pipelines.vision.ranks import as_launched
 from powerpool.records import RecordError
 
 CHECKPOINT = Path("checkpoints") / "last.ckpt"
@@ -69,7 +70,8 @@ def fine_tune(
     from there, and on a CPU comes to the same weights, bit for bit. A training that is done is read, not repeated.
 
     With several ``devices``, this process starts one for each. With several ``nodes``, call it on each machine, with
-    the same folder on all, and the variables MASTER_ADDR, MASTER_PORT and NODE_RANK.
+    the same folder on all, and the variables MASTER_ADDR, MASTER_PORT and NODE_RANK. Where torchrun has started this
+    process and others, they train together. Only the first of all processes writes.
 
     Args:
         config: size of the crops, optimiser, seed.
@@ -86,6 +88,7 @@ def fine_tune(
         FineTuningError: the loss is not finite, or the folder holds another training.
         KeyboardInterrupt: Ctrl-C. The batch that runs is ended and saved first; a second one does not wait for that.
     """
+    config = as_launched(config)
     _require(config, train)
     facts = _facts(config, model, train, validation)
     plan = Plan(

@@ -7,11 +7,13 @@ import logging
 import multiprocessing
 import os
 import pickle
+import re
+import signal
 import socket
 import sys
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,17 +24,20 @@ from powerpool.checks import PowerPoolError
 from powerpool.pipelines.interrupts import stopping_after
 from powerpool.pipelines.vision.model import ImageClassifier
 from powerpool.pipelines.vision.progress import STATE, FineTuningError, Flag, Plan, Stopped
+from powerpool.pipelines.vision.ranks import is_launched
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
 
 LOGS = "logs"
+KILLED = (-signal.SIGKILL, -signal.SIGSEGV, -signal.SIGBUS, -signal.SIGABRT)
+"""Exit codes of processes that did not end by themselves; that others end with SIGTERM is our doing."""
 
 
 def train(plan: Plan, model: ImageClassifier) -> None:
-    """Run the training in this process, or in one for each device."""
+    """Run the training in this process, or in one for each device, unless others have been started beside this one."""
     config = plan.config.training
-    if config.devices * config.nodes == 1:
+    if is_launched() or config.devices * config.nodes == 1:
         stop: Any = threading.Event()
         with _on_interrupt(stop):
             _run(plan, model, stop)
@@ -52,12 +57,31 @@ def train(plan: Plan, model: ImageClassifier) -> None:
             if not errors.empty():
                 raise FineTuningError(errors.get()) from error
             if not stop.is_set():
-                raise
+                died = _death(error, started.processes)
+                if died is None:
+                    raise
+                raise FineTuningError(f"{died} {_left(plan)}") from error
         finally:
             for process in started.processes:
                 process.kill()  # those that would wait for one that failed
     if stop.is_set() and _epochs_done(plan) < config.epochs:
         raise KeyboardInterrupt(_stopped(plan))
+
+
+def _death(error: Exception, processes: Sequence[Any]) -> str | None:
+    """What to say of a process that was ended from outside; None where one failed by itself."""
+    if isinstance(error, ProcessExitedException):
+        how = error.signal_name or f"exit code {error.exit_code}"
+    else:
+        killed = [signal.Signals(-process.exitcode).name for process in processes if process.exitcode in KILLED]
+        # One that lost another may come to its end before it is known that the other did.
+        if not killed or not re.search("connection (closed|reset)", str(error), re.IGNORECASE):
+            return None
+        how = killed[0]
+    return (
+        f"One of the {len(processes)} processes died ({how}), and the others were stopped. Most likely the system "
+        "ended it because memory ran out: take fewer training.devices or a smaller training.batch_size."
+    )
 
 
 def _process(rank: int, sent: bytes, stop: Flag, errors: Any, address: dict[str, str]) -> None:
@@ -94,6 +118,7 @@ def _run(plan: Plan, model: ImageClassifier, stop: Flag) -> None:
 
 def _trainer(plan: Plan) -> Trainer:
     from lightning.fabric.plugins.environments.lightning import LightningEnvironment
+    from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
     from lightning.pytorch import Trainer
     from lightning.pytorch.callbacks import RichProgressBar
     from lightning.pytorch.strategies import DDPStrategy
@@ -123,7 +148,8 @@ def _trainer(plan: Plan) -> Trainer:
         default_root_dir=plan.checkpoint.parent.parent,
         logger=_logger(plan),
         callbacks=[RichProgressBar(refresh_rate=1, console_kwargs={"stderr": True})] if shows_bar else [],
-        plugins=[StateFiles(), LightningEnvironment()],  # of several processes, it is this module that starts them
+        # Of several processes, it is torchrun or this module that starts them, never Lightning.
+        plugins=[StateFiles(), TorchElasticEnvironment() if is_launched() else LightningEnvironment()],
         enable_progress_bar=shows_bar,
         enable_checkpointing=False,
         enable_model_summary=False,
@@ -179,6 +205,11 @@ def _stopped(plan: Plan) -> str:
     done = f"{progress['epoch']} of {plan.config.training.epochs} epochs"
     more = f" and {progress['position']} batches" if progress["position"] else ""
     return f"Stopped after {done}{more}, which are in {plan.checkpoint}. The same command goes on from there."
+
+
+def _left(plan: Plan) -> str:
+    """What there is to go on from."""
+    return _stopped(plan) if plan.checkpoint.exists() else "There is no checkpoint yet: the same command begins anew."
 
 
 def _epochs_done(plan: Plan) -> int:

@@ -1,0 +1,8 @@
+"""``python -m powerpool``, for launchers that start modules, such as ``torchrun -m powerpool``."""
+
+import sys
+
+from powerpool.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

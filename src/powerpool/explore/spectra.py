@@ -1,0 +1,104 @@
+"""The eigenvalues of a run as the explorer takes them: few numbers, and where its sliders are to stand."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from powerpool.curves import FAHDP, HDP, AsinhE, Curve, Gamma, MaxExp, SigmE
+from powerpool.inspect import Inspection
+
+NAMES: dict[type[Curve], str] = {
+    MaxExp: "maxexp",
+    Gamma: "gamma",
+    SigmE: "sigme",
+    AsinhE: "asinhe",
+    HDP: "hdp",
+    FAHDP: "fahdp",
+}
+"""What the page calls a curve; SignedMaxExp is a MaxExp."""
+LARGEST = 20_000
+"""Eigenvalues in the page, of all samples together: every one goes through the curve while a slider moves."""
+DIGITS = 7
+
+
+@dataclass(frozen=True)
+class RunSpectra:
+    """What the page shows of a run.
+
+    Args:
+        title: which model, and which samples, in words.
+        notes: what a reader has to know beside.
+        spectra: eigenvalues of each sample as parts of the trace, the largest first.
+        start: the name of a curve in the page, and the parameter at which it begins.
+        rounding: of FAHDP.
+        suggestion: a parameter to try for every curve, by its name in the page.
+    """
+
+    title: str
+    notes: tuple[str, ...]
+    spectra: tuple[tuple[float, ...], ...]
+    start: tuple[str, float]
+    suggestion: dict[str, float]
+    rounding: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """What the scripts of the page read; texts are in its HTML."""
+        curve, value = self.start
+        return {
+            "spectra": self.spectra,
+            "start": {"curve": curve, "value": value, "rounding": self.rounding},
+            "suggestion": self.suggestion,
+        }
+
+
+def spectra_of(found: Inspection, largest: int = LARGEST) -> RunSpectra:
+    """The spectra before the curve, at most ``largest`` numbers of samples that were drawn at random anyway.
+
+    Example:
+        >>> import torch, powerpool as pp
+        >>> from powerpool.inspect import inspect_features
+        >>> spectra = spectra_of(inspect_features(torch.eye(4).expand(3, 4, 4), pp.MaxExp(eta=20)))
+        >>> spectra.start, spectra.spectra[0]
+        (('maxexp', 20.0), (0.25, 0.25, 0.25, 0.25))
+    """
+    kept = max(1, min(found.samples, largest // found.channels))
+    notes = list(found.notes)
+    if kept < found.samples:
+        notes.append(f"The page has the first {kept} of {found.samples} samples.")
+    own, suggested = found.normalization, found.suggestions["spectral"]
+    trace = suggested.eta / suggested.gamma_prime  # the mean over samples
+    suggestion = {name: float(suggested.of(kind(1.0))) for kind, name in NAMES.items()}  # type: ignore[call-arg]
+    suggestion["asinhe"] = suggested.gamma_prime * trace
+    start = ("maxexp", suggestion["maxexp"])
+    if own.curve is None or own.is_first_order:
+        notes.append("The run has no curve of second order: the page begins with a suggestion.")
+    elif own.parameter is None:
+        notes.append("The run has a parameter for each channel: the page begins with a suggestion.")
+        start = (_name(own.curve), suggestion[_name(own.curve)])
+    else:
+        start = (_name(own.curve), own.parameter * _scale(own.curve, trace))
+        if own.mode == "elementwise":
+            notes.append("The run applies its curve entry by entry; here it acts on eigenvalues.")
+        if _scale(own.curve, trace) != 1:
+            notes.append(
+                f"The run does not divide by the trace, {trace:.3g} on average: here its parameter is multiplied by it."
+            )
+    values = found.before.spectra[:kept].clamp(0, 1).tolist()
+    return RunSpectra(
+        title=found.headline(),
+        notes=tuple(notes),
+        spectra=tuple(tuple(float(f"{value:.{DIGITS}g}") for value in one) for one in values),
+        start=start,
+        suggestion=suggestion,
+        rounding=getattr(own.curve, "rounding", None),
+    )
+
+
+def _name(curve: Curve) -> str:
+    return next(name for kind, name in NAMES.items() if isinstance(curve, kind))
+
+
+def _scale(curve: Curve, trace: float) -> float:
+    """What a parameter is multiplied by for eigenvalues that are parts of the trace. A power has no scale."""
+    return 1.0 if curve.trace_normalize or isinstance(curve, Gamma) else trace

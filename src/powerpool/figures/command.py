@@ -1,0 +1,85 @@
+"""``powerpool figures``: the figures of the paper that are computed, as PNG and SVG, and their data as CSV."""
+
+from __future__ import annotations
+
+import builtins
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from powerpool.checks import ArgumentError
+from powerpool.console import emit, say
+from powerpool.figures.drawing import FORMATS, write_figure
+from powerpool.figures.registry import FIGURES, make_figure, require_figure
+from powerpool.figures.sources import MissingRecordError, Sources
+from powerpool.records import RecordError
+
+DPI = (30, 1200)
+
+
+@dataclass(frozen=True)
+class FiguresOptions:
+    """Draw figures of the paper: of curves and bounds from their formulas, of measurements from records of runs.
+
+    Args:
+        names: figures to draw, all without it; --list lists them
+        out: folder that gets NAME.png, NAME.svg and NAME.csv
+        records: files and folders in which records of bench, sweep and reproduce are looked for; results and runs, but
+            not what is in folders of quick runs, without it
+        features: features of which the variance of eigenvalues is taken: a folder of stored features, or the name of
+            a data set that has some in the cache; a synthetic spectrum without it
+        dpi: points of a PNG for each inch
+        list: print names and what the figures show, and do nothing else
+    """
+
+    # Not list[str]: in this class `list` is an option.
+    names: builtins.list[str] = field(default_factory=builtins.list)
+    out: Path = Path("runs/figures")
+    records: builtins.list[Path] = field(default_factory=builtins.list)
+    features: str | None = None
+    dpi: int = 200
+    list: bool = False
+
+    def __post_init__(self) -> None:
+        for name in self.names:
+            require_figure(name)
+        if not DPI[0] <= self.dpi <= DPI[1]:
+            raise ArgumentError(f"dpi must be between {DPI[0]} and {DPI[1]} (got {self.dpi}).")
+
+
+def run(options: FiguresOptions) -> None:
+    """Draw, and say what is where. Without names a figure whose record is missing is left out; by name it is an error.
+
+    A record that cannot be read is an error in any case. Everything else is drawn before an error is raised.
+    """
+    if options.list:
+        _list_figures()
+        return
+    sources = Sources(tuple(options.records), options.features)
+    written: dict[str, list[Path]] = {}
+    missing: dict[str, MissingRecordError] = {}
+    unreadable: dict[str, RecordError] = {}
+    for name in dict.fromkeys(options.names or FIGURES):
+        try:
+            data = make_figure(name, sources)
+        except MissingRecordError as error:
+            missing[name] = error
+            if not options.names:
+                say(f"{name}: skipped, {error}")
+            continue
+        except RecordError as error:
+            unreadable[name] = error
+            continue
+        written[name] = write_figure(data, options.out / name, options.dpi)
+        say(f"{name}: {options.out / name}.{{{','.join(FORMATS)}}}")
+    wrong = {**unreadable, **(missing if options.names else {})}
+    if wrong:
+        kind = RecordError if unreadable else MissingRecordError
+        raise kind(" ".join(f"{name}: {error}" for name, error in wrong.items()))
+    emit({"folder": options.out, "written": written, "skipped": {name: str(error) for name, error in missing.items()}})
+
+
+def _list_figures() -> None:
+    emit({name: {"shows": entry.shows, "paper": entry.paper} for name, entry in FIGURES.items()})
+    width = max(map(len, FIGURES))
+    for name, entry in FIGURES.items():
+        say(f"{name:<{width}}  {entry.shows} (paper: {entry.paper})")

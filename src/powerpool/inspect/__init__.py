@@ -1,0 +1,28 @@
+"""What the pooling of a model sees: spectra, burstiness and correlations of its features, and a parameter to try.
+
+Example:
+    >>> import torch, powerpool as pp
+    >>> from powerpool.inspect import inspect_features
+    >>> found = inspect_features(torch.rand(20, 8, 49), pp.MaxExp(eta=50))
+    >>> bool((found.after.effective_rank > found.before.effective_rank).all())
+    True
+"""
+
+from powerpool.inspect.gathering import FeatureSet, Gathering, inspect_features
+from powerpool.inspect.models import inspect_model
+from powerpool.inspect.result import Inspection, Side
+from powerpool.inspect.runs import Wanted, inspect_run
+from powerpool.inspect.suggestion import Suggestion, suggest
+
+__all__ = [
+    "FeatureSet",
+    "Gathering",
+    "Inspection",
+    "Side",
+    "Suggestion",
+    "Wanted",
+    "inspect_features",
+    "inspect_model",
+    "inspect_run",
+    "suggest",
+]

@@ -1,0 +1,94 @@
+"""What a pool does to a set of features, as a value: the moment before its curve, and the matrix after it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from powerpool.curves import Curve
+from powerpool.functional import Mode, second_order_pool
+from powerpool.products import self_product
+from powerpool.sets import prepare
+from powerpool.solvers import Solver
+
+
+@dataclass(frozen=True, eq=False)
+class Normalization:
+    """The arguments of :func:`powerpool.second_order_pool` that belong to a pool, and what the pool is called.
+
+    A first-order pool has no matrix: what is looked at is the moment that a second-order pool would have of the same
+    features.
+
+    Example:
+        >>> import powerpool as pp
+        >>> pool = Normalization("mine", pp.MaxExp(eta=2), eps=0.0)
+        >>> features = torch.tensor([[2.0, 0.0], [0.0, 2.0]])
+        >>> pool.moment(features), pool.matrix(features)
+        (tensor([[2., 0.],
+                [0., 2.]], dtype=torch.float64), tensor([[0.7500, 0.0000],
+                [0.0000, 0.7500]], dtype=torch.float64))
+    """
+
+    name: str
+    curve: Curve | None = None
+    mode: Mode = "spectral"
+    beta: float = 0.0
+    solver: str | Solver = "auto"
+    eps: float = 1e-6
+    trace_power: float = 0.0
+    slope: float = 0.0
+    is_first_order: bool = False
+
+    def moment(
+        self,
+        features: Tensor,  # shape: (C, N)
+        coordinates: Tensor | None = None,  # shape: (2Z, N)
+        is_centred: bool = False,
+    ) -> Tensor:  # shape: (C', C')
+        """M in float64: of centred features, with coordinates. Those that are centred already are not centred again."""
+        grid = None if coordinates is None else coordinates.double()
+        sets = prepare(features.double(), 0.0 if is_centred else self.beta, grid, None, check=True)
+        return self_product(sets.values) / sets.number
+
+    def matrix(
+        self,
+        features: Tensor,  # shape: (C, N)
+        coordinates: Tensor | None = None,  # shape: (2Z, N)
+        is_centred: bool = False,
+    ) -> Tensor:  # shape: (C', C')
+        """What the pool makes of it, computed as the pool does, by the solver of the pool."""
+        found = second_order_pool(
+            features,
+            self.curve,
+            self.mode,
+            0.0 if is_centred else self.beta,
+            coordinates,
+            solver=self.solver,
+            eps=self.eps,
+            check=True,
+            trace_power=self.trace_power,
+            slope=self.slope,
+        )
+        return found.to(torch.float64)
+
+    def describe(self) -> str:
+        """``SOP+SpecMaxExpF: MaxExp(eta=20.0) on the spectrum, beta 1``."""
+        if self.is_first_order:
+            return f"{self.name}: first order"
+        if self.curve is None:
+            said = "second order without a curve"
+        else:
+            said = f"{self.curve} {'on the spectrum' if self.mode == 'spectral' else 'entry by entry'}"
+        return f"{self.name}: {said}" + (f", beta {self.beta:g}" if self.beta else "")
+
+    @property
+    def parameter(self) -> float | None:
+        """The one number of the curve; None where there is no curve, or a number for each channel."""
+        if self.curve is None:
+            return None
+        value = self.curve.parameter
+        if isinstance(value, Tensor):
+            return float(value.detach()) if value.numel() == 1 else None
+        return float(value)

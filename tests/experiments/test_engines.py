@@ -1,0 +1,278 @@
+"""Units on clusters: the same results as in processes of this machine, and the same way with what dies."""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import BrokenExecutor
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from powerpool.checks import ArgumentError, UnknownNameError
+from powerpool.cli import main
+from powerpool.experiments import engines
+from powerpool.experiments.engines import DeathError, Engine, EngineError, EngineOptions, Orders, run_alone
+from powerpool.experiments.runner import WORKER_VARIABLES, UnitError, run_units
+from powerpool.locks import LockedError
+from powerpool.records import RunRecord
+from tests.experiments.test_runner import (
+    PATIENCE,
+    SIX_RESULTS,
+    dies_always,
+    dies_once,
+    is_gone,
+    noted,
+    recorder,
+    refuses,
+    results_in,
+    revealing,
+    six_units,
+    square,
+    units_of,
+    until,
+    workers_in,
+)
+
+ROOT = Path(__file__).parents[2]
+
+
+# What units do.
+
+
+def kills_its_worker_once(folder: Path, number: int) -> dict[str, int]:
+    """The process of the cluster that started the one of the unit."""
+    again = noted(folder)[f"start {number}"] > 0
+    result = square(folder, number)
+    if not again:
+        os.kill(os.getppid(), signal.SIGKILL)
+        until(lambda: False, "the end")
+    return result
+
+
+def outlives(folder: Path, number: int, *others: int) -> dict[str, int]:
+    """Runs from before the deaths of others until after them."""
+    result = square(folder, number)
+    until(lambda: all(noted(folder)[f"start {other}"] == 2 for other in others), "units that ran again")
+    return result
+
+
+def drive(name: str, address: str) -> int:
+    """What a command in another process does."""
+    folder = Path(name)
+    try:
+        run_units(six_units(folder), 2, folder=folder, engine=Engine("dask", address or None))
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+def orders(folder: Path, **changes: object) -> Orders:
+    token = folder / engines.TOKEN
+    token.write_text("content")
+    return replace(Orders(dict(WORKER_VARIABLES), str(folder), str(token), "content", {}), **changes)
+
+
+def call(function, *args: object) -> bytes:
+    return pickle.dumps(partial(function, *args))
+
+
+@pytest.fixture
+def address(scheduler, monkeypatch) -> str:
+    """Of the scheduler. Whoever edits a file while this runs is not refused: that is another test."""
+    monkeypatch.setattr(engines, "versions", dict)
+    return scheduler
+
+
+@pytest.fixture(scope="module")
+def scheduler() -> Iterator[str]:
+    """A dask cluster that was there before the command."""
+    distributed = pytest.importorskip("distributed", reason="the engine dask is not tested: pip install distributed")
+    with distributed.LocalCluster(
+        n_workers=2,
+        threads_per_worker=1,
+        dashboard_address=None,
+        memory_limit=0,
+        silence_logs=logging.CRITICAL,
+        scheduler_kwargs={"allowed_failures": 0},
+    ) as cluster:
+        yield cluster.scheduler_address
+
+
+# The process of a unit.
+
+
+def test_a_unit_has_the_variables_of_the_command_whatever_its_worker_has(tmp_path, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    monkeypatch.setenv("PYTHONHASHSEED", "6640")  # that of dask
+    one, two = (run_alone(call(revealing, 0), orders(tmp_path)) for _ in range(2))
+    assert one["sums"] == two["sums"]
+    assert one["set"] == two["set"]
+    assert one["threads"] == 1
+    assert set(one["variables"].values()) == {"1", "PASSIVE"}
+    code = "print(list({f'graph {index}' for index in range(20)}))"
+    plain = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | WORKER_VARIABLES, capture_output=True, text=True, check=True
+    )
+    assert str(one["set"]) == plain.stdout.strip()
+
+
+@pytest.mark.parametrize("how, said", [(signal.SIGKILL, r"\{SIGKILL\(-9\)\}"), (None, r"\{EXIT\(3\)\}")])
+def test_the_death_of_a_unit_is_told(tmp_path, how, said):
+    work = call(os._exit, 3) if how is None else call(signal.raise_signal, how)
+    with pytest.raises(DeathError, match=said):
+        run_alone(work, orders(tmp_path))
+    assert issubclass(DeathError, BrokenExecutor)
+
+
+def test_a_unit_does_not_run_where_its_result_would_not_be_seen(tmp_path):
+    ran = call(Path.touch, tmp_path / "ran")
+    for changes in ({"content": "another"}, {"token": str(tmp_path / "none")}, {"place": str(tmp_path / "none")}):
+        with pytest.raises(EngineError, match=r"does not see .* run in a folder that all machines share"):
+            run_alone(ran, orders(tmp_path, **changes))
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("name", ["Python", "torch", "powerpool", "the code of powerpool"])
+def test_other_versions_are_refused(tmp_path, name):
+    here = engines.versions()
+    engines.require(orders(tmp_path, versions=here))
+    with pytest.raises(EngineError, match=rf"^{name} is .* and 0\.0 where the command runs"):
+        engines.require(orders(tmp_path, versions=here | {name: "0.0"}))
+
+
+# What can be asked for.
+
+
+def test_what_an_engine_needs_is_said(monkeypatch):
+    assert EngineOptions().runs_on == Engine()
+    with pytest.raises(UnknownNameError, match="slurm"):
+        Engine("slurm")
+    with pytest.raises(ArgumentError, match="cluster needs engine dask or ray"):
+        EngineOptions(cluster="tcp://127.0.0.1:1")
+    monkeypatch.setattr(engines.importlib.util, "find_spec", lambda name: None)
+    for name, package in (("dask", "distributed"), ("ray", "ray")):
+        with pytest.raises(ArgumentError, match=rf"needs the package {package}.*pip install 'powerpool\[{name}\]'"):
+            EngineOptions(engine=name)
+
+
+@pytest.mark.parametrize("command", ["reproduce graph", "reproduce vision", "reproduce fewshot", "sweep vision"])
+def test_every_grid_has_the_options(command, capsys):
+    assert main([*command.split(), "--engine", "loky", "--cluster", "tcp://127.0.0.1:1"]) == 2
+    assert "cluster needs engine dask or ray" in capsys.readouterr().err
+
+
+# On dask.
+
+
+def test_a_scheduler_that_does_not_answer_is_an_error(tmp_path, monkeypatch):
+    pytest.importorskip("distributed", reason="the engine dask is not tested: pip install distributed")
+    monkeypatch.setattr(engines, "PATIENCE", 1)
+    units = units_of(tmp_path, partial(square, tmp_path, 0))
+    with pytest.raises(EngineError, match=r"No dask scheduler answers at tcp://127\.0\.0\.1:9.*dask scheduler"):
+        run_units(units, 1, console=recorder(), engine=Engine("dask", "tcp://127.0.0.1:9"))
+    assert not any(tmp_path.iterdir())
+
+
+def test_what_is_killed_on_a_cluster_costs_one_unit_which_runs_again(tmp_path, address):
+    units = units_of(
+        tmp_path,
+        partial(outlives, tmp_path, 0, 1, 2),
+        partial(dies_once, tmp_path, 1),
+        partial(kills_its_worker_once, tmp_path, 2),
+    )
+    console = recorder()
+    assert run_units(units, 2, console=console, engine=Engine("dask", address)) == SIX_RESULTS[:3]
+    assert noted(tmp_path) == {"start 0": 1, "start 1": 2, "start 2": 2}
+    said = console.file.getvalue()
+    assert "fold 1: its process died (SIGKILL); attempt 2 of 3 follows." in said
+    assert "fold 2: its process died; attempt 2 of 3 follows." in said
+    assert said.count("died") == 2
+    assert not (tmp_path / engines.TOKEN).exists()
+
+
+def test_errors_of_units_are_those_of_loky(tmp_path, address):
+    works = (partial(square, tmp_path, 0), partial(refuses, 1))
+    with pytest.raises(UnitError, match=r"^fold 1: number must be even \(got 1\)\.\n1 of 2 folds are done and kept"):
+        run_units(units_of(tmp_path, *works), 1, console=recorder(), engine=Engine("dask", address))
+    (tmp_path / "deaths").mkdir()
+    with pytest.raises(UnitError, match=r"fold 0: its process died once \(exit code 3\)"):
+        run_units(
+            units_of(tmp_path / "deaths", partial(dies_always, tmp_path / "deaths", 0)),
+            console=recorder(),
+            attempts=1,
+            engine=Engine("dask", address),
+        )
+
+
+@pytest.fixture
+def driver(tmp_path) -> Iterator[subprocess.Popen[str]]:
+    """A command with a cluster of its own that has done two of six units and is at work on two more."""
+    pytest.importorskip("distributed", reason="the engine dask is not tested: pip install distributed")
+    code = "import sys; from tests.experiments.test_engines import drive; sys.exit(drive(*sys.argv[1:]))"
+    command = [sys.executable, "-c", code, str(tmp_path), ""]
+    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
+        try:
+            until(lambda: len(workers_in(tmp_path)) == 2 or process.poll() is not None, "four units started")
+            assert process.poll() is None, process.stderr.read()
+            yield process
+        finally:
+            (tmp_path / "go").touch()
+            process.kill()
+
+
+def test_kill_9_of_the_command_ends_its_cluster_and_loses_only_what_was_running(tmp_path, driver):
+    with pytest.raises(LockedError, match=rf"process {driver.pid} on .* is at work in"):
+        run_units(six_units(tmp_path), 2, folder=tmp_path, console=recorder(), engine=Engine("dask"))
+    driver.kill()
+    driver.wait(PATIENCE)
+    until(lambda: all(map(is_gone, workers_in(tmp_path))), "workers end with the command")
+    (tmp_path / "go").touch()
+    assert results_in(tmp_path) == ["0.json", "1.json"]
+    assert run_units(six_units(tmp_path), 1, folder=tmp_path, console=recorder()) == SIX_RESULTS
+
+
+def test_an_interrupt_stops_the_cluster_of_the_command(tmp_path, driver):
+    os.killpg(driver.pid, signal.SIGINT)  # as a terminal does: to the command and to its workers
+    _, said = driver.communicate(timeout=PATIENCE)
+    assert driver.returncode == 130, said
+    assert "Traceback" not in said
+    until(lambda: all(map(is_gone, workers_in(tmp_path))), "workers end with the command")
+    assert results_in(tmp_path) == ["0.json", "1.json"]
+    assert not (tmp_path / engines.TOKEN).exists()
+
+
+def test_records_are_those_of_loky_bit_for_bit(tmp_path, address):
+    found = {}
+    for engine in (["--engine", "loky"], ["--engine", "dask", "--cluster", address]):
+        words = ["--data", "MUTAG", "--methods", "GIN0", "--protocols", "validation-only", "--quick", "--jobs", "2"]
+        out = tmp_path / engine[1]
+        assert main(["reproduce", "graph", *words, *engine, "--download", "false", "--out", str(out)]) == 0
+        record = RunRecord.read(out / "MUTAG" / "GIN0.json")
+        timeless = [{name: value for name, value in fold.items() if name != "seconds"} for fold in record.folds]
+        found[engine[1]] = timeless, record.config, record.seed
+    assert found["dask"] == found["loky"]
+
+
+# On ray.
+
+
+def test_ray_runs_units_and_replaces_what_dies(tmp_path):
+    pytest.importorskip("ray", reason="the engine ray is not tested: pip install ray")
+    units = units_of(
+        tmp_path,
+        partial(outlives, tmp_path, 0, 1, 2),
+        partial(dies_once, tmp_path, 1),
+        partial(kills_its_worker_once, tmp_path, 2),
+    )
+    console = recorder()
+    assert run_units(units, 2, console=console, engine=Engine("ray")) == SIX_RESULTS[:3]
+    assert noted(tmp_path) == {"start 0": 1, "start 1": 2, "start 2": 2}
+    assert console.file.getvalue().count("died") == 2

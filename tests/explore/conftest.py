@@ -1,0 +1,90 @@
+"""The page, made once, and the browser that it is opened in."""
+
+import json
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import powerpool as pp
+from browser import Browser, Page, find_chromium
+from powerpool.explore import RunSpectra, spectra_of, write_page
+from powerpool.inspect import Inspection, inspect_features
+
+HOSTILE = "</script><script>window.hacked = 1</script><img src=x onerror='window.hacked = 1'>&amp;\"'<!--data-->"
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    with Browser() as started:
+        yield started
+
+
+@pytest.fixture(scope="session")
+def explorer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The file."""
+    path = tmp_path_factory.mktemp("explore") / "explore.html"
+    write_page(path)
+    return path
+
+
+@pytest.fixture(scope="session")
+def inspection() -> Inspection:
+    """Features of 30 samples whose channels differ in size, below MaxExp on the spectrum."""
+    generator = torch.Generator().manual_seed(0)
+    features = torch.randn(30, 12, 40, generator=generator, dtype=torch.float64)
+    return inspect_features(features * torch.logspace(0, -1.5, 12)[None, :, None], pp.MaxExp(eta=20), eps=0.0)
+
+
+@pytest.fixture(scope="session")
+def run_spectra(inspection: Inspection) -> RunSpectra:
+    """Spectra whose title and notes would be markup, and scripts, if they were not escaped."""
+    found = spectra_of(inspection)
+    return RunSpectra(HOSTILE, (HOSTILE,), found.spectra, found.start, found.suggestion, found.rounding)
+
+
+@pytest.fixture(scope="session")
+def run_explorer(tmp_path_factory: pytest.TempPathFactory, run_spectra: RunSpectra) -> Path:
+    path = tmp_path_factory.mktemp("explore") / "run.html"
+    write_page(path, run_spectra)
+    return path
+
+
+@pytest.fixture
+def page(browser: Browser, explorer: Path) -> Iterator[Page]:
+    """The explorer in a new tab; nothing may have gone wrong at the end of the test."""
+    with browser.open(explorer) as opened:
+        yield opened
+        assert opened.complaints() == []
+        assert opened.requests() == []
+
+
+@pytest.fixture(scope="session")
+def used_page(browser: Browser, explorer: Path) -> Iterator[Page]:
+    """A tab for tests that set all that they look at: a new one takes a second."""
+    with browser.open(explorer) as opened:
+        yield opened
+        assert opened.complaints() == []
+        assert opened.requests() == []
+
+
+@pytest.fixture(scope="session")
+def javascript(request: pytest.FixtureRequest) -> Iterator[Callable[[str], Any]]:
+    """Evaluates an expression that may use the formulas of the page: in the page, or, without Chromium, in node."""
+    if find_chromium() is not None:
+        yield request.getfixturevalue("used_page").evaluate
+    elif (node := shutil.which("node")) is not None:
+        yield lambda expression: _in_node(node, expression)
+    else:
+        pytest.skip("FORMULAS OF THE EXPLORER NOT TESTED: there is neither Chromium nor node.")
+
+
+def _in_node(node: str, expression: str) -> Any:
+    formulas = resources.files("powerpool.explore").joinpath("assets", "formulas.js").read_text(encoding="utf-8")
+    script = f"{formulas};\nconsole.log(JSON.stringify({expression}));"
+    return json.loads(subprocess.run([node, "-"], input=script, capture_output=True, text=True, check=True).stdout)

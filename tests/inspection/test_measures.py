@@ -1,0 +1,153 @@
+"""Measures of spectra, matrices and features, against NumPy, SciPy-free closed forms, and counting."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from powerpool.inspect.measures import (
+    Repetition,
+    correlations,
+    effective_rank,
+    gini,
+    leading_share,
+    mean_correlation,
+    participation_ratio,
+    shares,
+)
+from tests.tolerances import tolerance
+
+numbers = st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=12)
+
+
+def test_shares_fall_and_sum_to_one_and_take_magnitudes():
+    found = shares(torch.tensor([[1.0, -3.0, 0.0]], dtype=torch.float64))
+    torch.testing.assert_close(found, torch.tensor([[0.75, 0.25, 0.0]], dtype=torch.float64))
+
+
+@given(numbers, st.floats(1e-3, 1e3))
+def test_ranks_know_no_scale_and_lie_between_one_and_the_count(values, scale):
+    amounts = torch.tensor(values, dtype=torch.float64)
+    share = shares(amounts)
+    for rank in (effective_rank, participation_ratio):
+        found = rank(share)
+        assert 1 - 1e-9 <= float(found) <= len(values) * (1 + 1e-9)
+        torch.testing.assert_close(found, rank(shares(scale * amounts)), rtol=1e-9, atol=0)
+    # Entropy of order 1 is at least that of order 2.
+    assert float(participation_ratio(share)) <= float(effective_rank(share)) * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("count", [1, 2, 7])
+def test_equal_shares_have_their_number_as_rank(count):
+    share = torch.zeros(9, dtype=torch.float64)
+    share[:count] = 1 / count
+    torch.testing.assert_close(effective_rank(share).item(), float(count))
+    torch.testing.assert_close(participation_ratio(share).item(), float(count))
+    torch.testing.assert_close(leading_share(share, 1).item(), 1 / count)
+
+
+def test_the_effective_rank_is_the_exponent_of_the_entropy_by_numpy():
+    share = np.array([0.5, 0.3, 0.15, 0.05])
+    torch.testing.assert_close(effective_rank(torch.tensor(share)).item(), math.exp(-(share * np.log(share)).sum()))
+
+
+@given(numbers)
+def test_gini_is_the_mean_difference_over_twice_the_mean(values):
+    e = np.array(values)
+    expected = np.abs(e[:, None] - e[None]).sum() / (2 * len(e) * e.sum())
+    torch.testing.assert_close(gini(torch.tensor(values, dtype=torch.float64)).item(), expected, rtol=1e-9, atol=1e-12)
+
+
+def test_correlations_of_a_covariance_are_those_of_numpy():
+    features = torch.randn(5, 40, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    centred = features - features.mean(-1, keepdim=True)
+    found = correlations(centred @ centred.T / 40)
+    torch.testing.assert_close(found, torch.tensor(np.corrcoef(features.numpy())), **tolerance(torch.float64))
+    off = np.abs(np.corrcoef(features.numpy())[~np.eye(5, dtype=bool)]).mean()
+    torch.testing.assert_close(mean_correlation(found).item(), off)
+
+
+def test_a_silent_feature_has_no_correlation_and_counts_for_nothing():
+    matrix = torch.tensor([[4.0, 0.0, 1.0], [0.0, 0.0, 0.0], [1.0, 0.0, 1.0]])
+    found = correlations(matrix)
+    assert found[1].isnan().all()
+    assert found[:, 1].isnan().all()
+    assert mean_correlation(found).item() == 0.5
+
+
+def test_one_feature_has_no_pair():
+    assert mean_correlation(correlations(torch.ones(1, 1))).item() == 0.0
+
+
+# ---- burstiness ------------------------------------------------------------------------------------------------------
+
+
+def again_over_once(samples: list[torch.Tensor]) -> float:
+    """P(fires at another location of the sample | fired at one) / P(fires), by counting pairs."""
+    together = pairs = fired = locations = 0
+    for sample in samples:
+        values = sample[0].tolist()
+        fired, locations = fired + sum(values), locations + len(values)
+        for i, one in enumerate(values):
+            for j, other in enumerate(values):
+                if i != j:
+                    pairs, together = pairs + 1, together + one * other
+    return (together / pairs) / (fired / locations) ** 2
+
+
+def test_burstiness_of_a_feature_that_is_0_or_1_counts_how_often_it_fires_again():
+    generator = torch.Generator().manual_seed(1)
+    samples = [torch.bernoulli(torch.full((1, size), 0.4), generator=generator) for size in (3, 5, 8)]
+    burst = Repetition(1)
+    for sample in samples:
+        burst.add(sample)
+    torch.testing.assert_close(burst.value().item(), again_over_once(samples))
+
+
+def test_independent_locations_have_burstiness_one_and_bursts_have_more():
+    generator = torch.Generator().manual_seed(2)
+    burst = Repetition(2)
+    for number in range(400):
+        independent = torch.bernoulli(torch.full((1, 50), 0.1), generator=generator)
+        # Of the second feature every tenth sample has all, the others have nothing: the same mean.
+        bursts = torch.full((1, 50), float(number % 10 == 0))
+        burst.add(torch.cat([independent, bursts]))
+    found = burst.value()
+    torch.testing.assert_close(found[0].item(), 1.0, rtol=0.05, atol=0)
+    torch.testing.assert_close(found[1].item(), 10.0)
+
+
+@pytest.mark.parametrize("samples", [3, 30])
+def test_burstiness_is_bounded_by_the_number_of_samples(samples):
+    burst = Repetition(3)
+    for number in range(samples):
+        first, two = float(number == 0), float(number < 2)
+        uneven = torch.rand(6, generator=torch.Generator().manual_seed(number)) ** (1 + 9 * number)
+        burst.add(torch.stack([torch.full((6,), first), torch.full((6,), two), uneven]))
+    torch.testing.assert_close(burst.value()[:2], torch.tensor([samples, samples / 2], dtype=torch.float64))
+    assert burst.value()[2] <= samples
+    assert burst.value(least=2).isnan().tolist() == [True, False, False]
+    assert burst.value(least=3).isnan().tolist() == [True, True, False]
+
+
+def test_burstiness_knows_neither_scale_nor_sign():
+    features = torch.randn(4, 6, 9, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    one, other = Repetition(6), Repetition(6)
+    for sample in features:
+        one.add(sample)
+        other.add(-7 * sample)
+    torch.testing.assert_close(one.value(), other.value())
+
+
+def test_features_that_never_fire_and_samples_of_one_location_have_none():
+    burst = Repetition(2)
+    burst.add(torch.tensor([[1.0, 2.0], [0.0, 0.0]]))
+    assert burst.value()[1].isnan()
+    alone = Repetition(1)
+    alone.add(torch.ones(1, 1))
+    assert alone.value().isnan().all()

@@ -1,0 +1,153 @@
+"""The suggested parameter: exact on spectra whose answer is known, and the same for every scale and order."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import special
+
+import powerpool as pp
+from powerpool.checks import ArgumentError, ShapeError
+from powerpool.inspect.result import _printed
+from powerpool.inspect.suggestion import CURVES, fahdp_time, suggest
+from powerpool.theory import eta_prime_of_eta, t_of_eta
+
+
+def even(count: int, size: int = 20, samples: int = 3) -> torch.Tensor:
+    share = torch.zeros(samples, size, dtype=torch.float64)
+    share[:, :count] = 1 / count
+    return share
+
+
+@pytest.mark.parametrize("count", [1, 2, 8, 20])
+def test_equal_eigenvalues_are_each_drawn_once(count):
+    found = suggest(even(count), torch.full((3,), 2.0))
+    assert found.eta == count
+    assert (found.t, found.eta_prime) == (t_of_eta(float(count)), eta_prime_of_eta(float(count)))
+    assert found.gamma_prime == count / 2.0
+    assert found.gamma == 1.0  # equal eigenvalues: every power leaves them equal, and none is nearer
+    assert found.spread_before == pytest.approx(0, abs=1e-7)
+
+
+def test_a_spectrum_of_beta_shares_has_the_entropy_of_a_dirichlet_distribution():
+    # Shares of a flat Dirichlet distribution over C have the mean entropy digamma(C + 1) - digamma(2).
+    size = 50
+    weights = -torch.rand(4000, size, generator=torch.Generator().manual_seed(0), dtype=torch.float64).log()
+    share = weights / weights.sum(-1, keepdim=True)
+    expected = math.exp(special.digamma(size + 1) - special.digamma(2))
+    assert suggest(share, torch.ones(4000)).eta == round(expected) == 33
+
+
+def test_all_numbers_of_samples_with_unequal_traces_by_closed_forms():
+    # 2, 8 and 4 equal eigenvalues: the geometric mean is 4. The mean of the traces 1, 3 and 8 is 4 as well.
+    share = torch.cat([even(count, samples=1) for count in (2, 8, 4)])
+    found = suggest(share, torch.tensor([1.0, 3.0, 8.0]))
+    e = math.e
+    assert (found.eta, found.low, found.high, found.trace) == (4.0, 2.0, 8.0, 4.0)
+    assert found.gamma_prime == pytest.approx(4 / 4)
+    assert found.t == pytest.approx(e / (e - 1) * 4**4 / 5**5)
+    assert found.eta_prime == pytest.approx(eta_prime_of_eta(4.0))
+    # exponent 3.75 of FAHDP, to the three digits that leave it between 3.5 and 4
+    assert found.t_fahdp == float(f"{e / (e - 1) / (1 + e * math.sqrt(3.75 * 2.75)):.3g}")
+    # Every sample is even, and has no slope. Of the leading four the first sample has two that are 0: it varies by 1.
+    assert found.gamma == 1.0
+    assert found.spread_before == pytest.approx(1 / 3)
+    assert found.spread_after == pytest.approx(1 / 3)
+
+
+@pytest.mark.parametrize("trace", [0.01, 1.0, 40.0])
+def test_sigme_that_leaves_the_trace_alone_bends_at_the_same_entries(trace):
+    found = suggest(even(8), torch.full((3,), trace))
+    divided, plain = pp.SigmE(eta=1.0), pp.SigmE(eta=1.0, trace_normalize=False)
+    matrix = trace * torch.linspace(-0.1, 0.1, 5, dtype=torch.float64)
+    for one, other in zip(
+        (found.of(divided), *found.range_of(divided)), (found.of(plain), *found.range_of(plain)), strict=True
+    ):
+        expected = pp.SigmE(eta=one).value(matrix / trace)
+        torch.testing.assert_close(pp.SigmE(eta=other, trace_normalize=False).value(matrix), expected)
+
+
+@given(st.integers(1, 3000), st.sampled_from(["ceil", "round"]))
+def test_the_printed_digits_of_fahdp_give_the_exponent(eta, rounding):
+    t = float(_printed(fahdp_time(float(eta)), pp.FAHDP(t=1.0)))
+    assert pp.FAHDP(t=t, rounding=rounding).exponent(t) == eta
+
+
+def test_nothing_to_even_out_leaves_everything_as_it_is():
+    found = suggest(even(1), torch.ones(3))
+    assert found.range_of(pp.Gamma(0.5)) == (1.0, 1.0)
+    identity = pp.FAHDP(t=found.t_fahdp)
+    p = torch.linspace(0, 1, 7, dtype=torch.float64)
+    torch.testing.assert_close(identity.value(p), p * math.exp(-found.t_fahdp))
+
+
+def test_samples_are_averaged_as_entropies():
+    share = torch.cat([even(2, samples=1), even(18, samples=1)])
+    assert suggest(share, torch.ones(2)).eta == 6  # the geometric mean
+
+
+def test_the_range_holds_half_and_double_and_most_samples():
+    one = suggest(even(8), torch.ones(3))
+    assert (one.low, one.high) == (4, 16)
+    wide = suggest(torch.cat([even(1, samples=5), even(20, samples=5)]), torch.ones(10))
+    assert wide.low == 1
+    assert wide.high == 20
+
+
+def test_gamma_is_the_weighted_slope_in_logarithms():
+    share = torch.tensor([[0.6, 0.3, 0.1]], dtype=torch.float64)
+    found = suggest(share, torch.ones(1))
+    p = share[0]
+    x, y = p.log(), (1 - (1 - p) ** found.eta).log()
+    # The minimum of the weighted squares over slope and offset, by a linear system.
+    design = torch.stack([x, torch.ones(3, dtype=torch.float64)], dim=1) * p.sqrt()[:, None]
+    slope = torch.linalg.lstsq(design, (y * p.sqrt())[:, None]).solution[0].item()
+    assert found.gamma == pytest.approx(slope, rel=1e-9)
+    assert 0 < found.gamma < 1
+
+
+@given(st.lists(st.floats(1e-6, 1.0), min_size=2, max_size=20), st.randoms(use_true_random=False))
+def test_the_order_of_eigenvalues_does_not_matter_and_all_parameters_are_legal(values, random):
+    share = torch.tensor([values], dtype=torch.float64)
+    share /= share.sum()
+    mixed = list(range(len(values)))
+    random.shuffle(mixed)
+    one, other = suggest(share, torch.ones(1)), suggest(share[:, mixed], torch.ones(1))
+    assert (one.eta, one.t) == (other.eta, other.t)
+    assert one.gamma == pytest.approx(other.gamma, rel=1e-6)
+    for kind in CURVES:
+        curve = kind(one.of(kind(1.0)))  # a curve refuses a parameter that it cannot have
+        low, high = one.range_of(curve)
+        assert low <= one.of(curve) * (1 + 1e-9)
+        assert one.of(curve) <= high * (1 + 1e-9)
+
+
+def test_maxexp_with_it_evens_the_leading_eigenvalues_out():
+    spectrum = 1 / torch.arange(1, 41, dtype=torch.float64)
+    found = suggest((spectrum / spectrum.sum())[None], torch.ones(1))
+    assert found.spread_after < found.spread_before
+    p = spectrum / spectrum.sum()
+    leading = 1 - (1 - p[: int(found.eta)]) ** found.eta
+    assert found.spread_after == pytest.approx((leading.std(correction=0) / leading.mean()).item())
+
+
+def test_the_reason_has_its_numbers_and_says_when_there_is_nothing_to_do():
+    assert "8.0 equal eigenvalues" in suggest(even(8), torch.ones(3)).reason
+    assert "8.0 equal features" in suggest(even(8), torch.ones(3), "elementwise").reason
+    assert "next to nothing to even out" in suggest(even(1), torch.ones(3)).reason
+
+
+def test_bad_input_is_refused():
+    with pytest.raises(ShapeError, match=r"\(S, C\) with S >= 1"):
+        suggest(torch.zeros(0, 3), torch.zeros(0))
+
+    class Other(pp.curves.Curve):
+        parameter_name, minimum, domain = "x", 0.0, (0.0, 1.0)
+        _value = _derivative = _parameter_derivative = _ratio = _divided_difference = None
+
+    with pytest.raises(ArgumentError, match="no suggestion for Other"):
+        suggest(even(2), torch.ones(3)).of(Other(1.0, True))

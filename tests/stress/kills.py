@@ -1,0 +1,431 @@
+"""Kill runs with SIGKILL at random moments, give the same command again, and compare with a run nobody killed.
+
+    python -m tests.stress.kills --kills 24 --seed 0 --out runs/stress
+
+Moments are drawn over what a run computes, with a random part of what one unit takes on top: they fall between two
+steps, inside of one, and into the writing of a checkpoint. Before the next kill the run has done at least one unit
+more, so that none falls into the start of the program.
+
+Two runs are equal where the digests of all weights and all numbers of their records are, but for times. Nothing was
+redone that was in a checkpoint where no unit that had been saved at the kill was computed again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import fcntl
+import multiprocessing
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import powerpool
+from powerpool.records import environment, read_json, write_json, write_text
+from tests.stress import cases, launch
+from tests.stress.cases import Case, outcome
+
+ROOT = Path(__file__).parents[2]
+PATIENCE = 3600.0
+"""Seconds that anything may take: nothing here is about time, and nothing waits for ever."""
+POLL = 0.005
+REPRODUCE_KILLS = 3
+RECORD, TABLE = "kills.json", "README.md"
+
+PRELOADED = (
+    "tests.stress.launch",
+    "powerpool.pipelines.fewshot.commands",
+    "powerpool.pipelines.graph.commands",
+    "powerpool.pipelines.vision.commands",
+    "powerpool.pipelines.vision.learner",
+    "jsonargparse",
+    "rich.progress",
+    "torch_geometric.nn",
+)
+
+Finish = Callable[["Place"], None]
+Start = Callable[["Place"], "Running"]
+
+
+@dataclass(frozen=True)
+class Place:
+    """A run of a case: its folder, its cache and its ledger lie below one folder, in which the command is given."""
+
+    case: Case
+    folder: Path
+    name: str
+    hold: int | None = None
+    """After so many units a process of its own stands still, until it is told to go on."""
+
+    @property
+    def words(self) -> list[str]:
+        """What is typed after ``powerpool``."""
+        return [*self.case.words, "--out", self.name]
+
+    @property
+    def run(self) -> Path:
+        return self.folder / self.name
+
+    @property
+    def cache(self) -> Path:
+        return self.folder / f"{self.name}-cache"
+
+    @property
+    def ledger(self) -> Path:
+        return self.folder / f"{self.name}.ledger"
+
+    @property
+    def stamps(self) -> cases.Stamps:
+        """The units that were computed."""
+        return self.case.stamps(self.run, self.ledger)
+
+    @property
+    def saved(self) -> set[str]:
+        """The units that are safe."""
+        return self.case.saved(self.run, self.cache)
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """Of the processes: a cache of their own, no network, this very code, and as many threads as here."""
+        paths = [str(Path(powerpool.__file__).parents[1]), str(ROOT)]
+        return {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(paths),
+            "POWERPOOL_CACHE": str(self.cache),
+            "POWERPOOL_OFFLINE": "1",
+            "OMP_NUM_THREADS": str(torch.get_num_threads()),
+            **({} if self.hold is None else {launch.HOLD: str(self.hold)}),
+        }
+
+
+@dataclass(frozen=True)
+class Running:
+    """A process that was started, and the files that its messages go to."""
+
+    pid: int
+    poll: Callable[[], int | None]
+    """The exit code, as :mod:`subprocess` has it; None while it runs."""
+    out: Path
+    err: Path
+
+    def signal(self, number: int) -> None:
+        """Send a signal, unless it has ended."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def wait_until_held(self) -> None:
+        """Wait until it stands still."""
+        end = time.monotonic() + PATIENCE
+        while self.poll() is None and time.monotonic() < end:
+            # The letter after the name, which is in brackets and may hold anything.
+            state = Path("/proc", str(self.pid), "stat").read_text().rpartition(")")[2].split()[0]
+            if state == "T":
+                return
+            time.sleep(POLL)
+        raise StressError(f"Process {self.pid} does not stand still: {self.err.read_text()}")
+
+    def wait(self) -> int:
+        """The exit code, when it has ended."""
+        end = time.monotonic() + PATIENCE
+        while (code := self.poll()) is None:
+            if time.monotonic() > end:
+                raise StressError(f"Process {self.pid} does not end.")
+            time.sleep(POLL)
+        return code
+
+
+def start(place: Place) -> Running:
+    """The command in a new process."""
+    out, err = _message_files(place)
+    command = [sys.executable, "-m", "tests.stress.launch", str(place.ledger), *place.words]
+    with out.open("w") as to_out, err.open("w") as to_err:
+        process = subprocess.Popen(command, cwd=place.folder, env=place.variables, stdout=to_out, stderr=to_err)
+    return Running(process.pid, process.poll, out, err)
+
+
+def start_warm(place: Place) -> Running:
+    """The command in a process that has imported everything already: a copy of one that has done nothing else."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["__main__", *PRELOADED])
+    out, err = _message_files(place)
+    arguments = (place.folder, place.variables, place.ledger, place.words, out, err)
+    process = context.Process(target=_run_warm, args=arguments)
+    process.start()
+    assert process.pid is not None
+    return Running(process.pid, lambda: process.exitcode, out, err)
+
+
+def _run_warm(folder: Path, variables: dict[str, str], ledger: Path, words: list[str], out: Path, err: Path) -> None:
+    os.chdir(folder)
+    os.environ.update(variables)
+    for number, file in ((1, out), (2, err)):
+        with file.open("w") as to:
+            os.dup2(to.fileno(), number)
+    sys.exit(launch.run(ledger, words))
+
+
+def _message_files(place: Place) -> tuple[Path, Path]:
+    return place.ledger.with_suffix(".out"), place.ledger.with_suffix(".err")
+
+
+@dataclass
+class Kill:
+    """One kill, and what came of it."""
+
+    case: str
+    unit: str
+    moment: float
+    """Seconds after the first unit of this attempt."""
+    done: int
+    """Units that had been computed."""
+    of: int
+    """Units of the whole run."""
+    saved: int
+    """Units that were in a checkpoint."""
+    redone: int = 0
+    """Units that were computed again: those since the last checkpoint."""
+    saved_redone: int = 0
+    """Those of them that were in a checkpoint; there must be none."""
+    equal: bool = False
+    """Whether weights and metrics are in the end those of the run that nobody killed."""
+
+
+class StressError(AssertionError):
+    """A command failed that should not have."""
+
+
+# ---- one run ---------------------------------------------------------------------------------------------------------
+
+
+def finish(place: Place) -> None:
+    """Give the command in a process of its own, and wait for its end."""
+    running = start(place)
+    code = running.wait()
+    if code != 0:
+        raise StressError(f"{' '.join(place.words)} ended with exit code {code}: {running.err.read_text()}")
+
+
+def finish_here(place: Place) -> None:
+    """The same in this process, which has imported everything already."""
+    code = give_here(place)
+    if code != 0:
+        raise StressError(f"{' '.join(place.words)} ended with exit code {code}.")
+
+
+def give_here(place: Place) -> int:
+    """Give the command in this process; its exit code."""
+    with _inside(place.folder), _variables(place):
+        return launch.run(place.ledger, place.words)
+
+
+def kill_at(place: Place, point: float, gap: float, whole: int, begin_run: Start) -> Kill | None:
+    """Start, kill when ``point`` units are done and one of them is new, and a part of ``gap`` seconds later.
+
+    None where the command came to its end before.
+    """
+    first, began = place.stamps, 0.0
+    running = begin_run(place)
+    try:
+        while running.poll() is None:
+            stamps = place.stamps
+            if not began and stamps != first:
+                began = time.monotonic()
+            if began and len(stamps) >= int(point):
+                time.sleep((point - int(point)) * gap)
+                break
+            time.sleep(POLL)
+    finally:
+        running.signal(signal.SIGKILL)
+    moment, code = time.monotonic() - began, running.wait()
+    if code == 0 or (place.run / "record.json").exists():  # all was done, but for the end of the process
+        return None
+    if code != -signal.SIGKILL:
+        raise StressError(f"{' '.join(place.words)} ended with {code}: {running.err.read_text()}")
+    wait_until_free(place)
+    return Kill(place.case.name, place.case.unit, round(moment, 2), len(place.stamps), whole, len(place.saved))
+
+
+def wait_until_free(place: Place) -> None:
+    """Processes that read pictures for the killed one hold its locks until they have seen that it is gone."""
+    end = time.monotonic() + PATIENCE
+    for file in [*place.run.rglob(".lock"), *place.cache.rglob(".lock")]:
+        with file.open("rb") as handle:
+            while time.monotonic() < end:
+                with contextlib.suppress(BlockingIOError):
+                    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                time.sleep(0.1)
+
+
+def begin(case: Case, folder: Path, last: Finish = finish) -> Place:
+    """Make the data in an empty folder and run a case without a kill: what others are compared with."""
+    case.prepare(folder)
+    whole = Place(case, folder, "whole")
+    last(whole)
+    return whole
+
+
+def trial(whole: Place, kills: int, draw: random.Random, last: Finish = finish, begin_run: Start = start) -> list[Kill]:
+    """Run a case with so many kills, and say what came of each.
+
+    Args:
+        whole: the run that nobody killed.
+        kills: how many.
+        draw: where moments come from.
+        last: how commands run that are not killed.
+        begin_run: how those run that are.
+    """
+    times = sorted(whole.stamps.values())
+    count, gap = len(times), (times[-1] - times[0]) / max(len(times) - 1, 1)
+    found: list[Kill] = []
+    for number in range(1, 10 * kills + 1):  # a run that ends before its last kill leaves it to another one
+        if len(found) == kills:
+            break
+        place = Place(whole.case, whole.folder, f"killed-{number}")
+        points = sorted(draw.uniform(0, count) for _ in range(kills - len(found)))
+        own = _round(place, points, gap, count, last, begin_run)
+        for kill in own:
+            kill.equal = are_equal(place, whole)
+        found += own
+    return found
+
+
+def are_equal(one: Place, other: Place) -> bool:
+    """Whether two runs have come to the same, bit for bit, by the same units."""
+    return outcome(one.run) == outcome(other.run) and one.stamps.keys() == other.stamps.keys()
+
+
+def _round(place: Place, points: Sequence[float], gap: float, whole: int, last: Finish, begin_run: Start) -> list[Kill]:
+    """One run, killed at these points unless it ends before."""
+    kills: list[Kill] = []
+    ended = False
+    for point in points:
+        before, saved = place.stamps, place.saved
+        kill = kill_at(place, point, gap, whole, begin_run)
+        _note_redone(kills, before, saved, place.stamps)
+        if kill is None:
+            ended = True
+            break
+        kills.append(kill)
+    if not ended:
+        before, saved = place.stamps, place.saved
+        last(place)
+        _note_redone(kills, before, saved, place.stamps)
+    return kills
+
+
+def _note_redone(kills: list[Kill], before: cases.Stamps, saved: set[str], after: cases.Stamps) -> None:
+    """What the attempt after the last kill did again."""
+    if kills:
+        again = {unit for unit, when in before.items() if after.get(unit) != when}
+        kills[-1].redone, kills[-1].saved_redone = len(again), len(again & saved)
+
+
+@contextlib.contextmanager
+def _inside(folder: Path) -> Iterator[None]:
+    before = Path.cwd()
+    os.chdir(folder)
+    try:
+        yield
+    finally:
+        os.chdir(before)
+
+
+@contextlib.contextmanager
+def _variables(place: Place) -> Iterator[None]:
+    names = ("POWERPOOL_CACHE", "POWERPOOL_OFFLINE")
+    before = {name: os.environ.get(name) for name in names}
+    os.environ.update({name: place.variables[name] for name in names})
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name)
+            if value is not None:
+                os.environ[name] = value
+
+
+# ---- the record ------------------------------------------------------------------------------------------------------
+
+
+def table(record: dict[str, Any]) -> str:
+    """The record as a page."""
+    kills, machine = record["kills"], record["environment"]
+    rows = ["| run | kills | after a checkpoint | computed again | of it from a checkpoint | same result |"]
+    rows += ["|---|--:|--:|--:|--:|--:|"]
+    for name in dict.fromkeys(kill["case"] for kill in kills):
+        own = [kill for kill in kills if kill["case"] == name]
+        again = f"{sum(kill['redone'] for kill in own)} of {sum(kill['done'] for kill in own)} {own[0]['unit']}"
+        cells = [len(own), sum(kill["saved"] > 0 for kill in own), again, sum(kill["saved_redone"] for kill in own)]
+        rows.append(f"| {name} | {' | '.join(map(str, cells))} | {sum(kill['equal'] for kill in own)} |")
+    after, equal = sum(kill["saved"] > 0 for kill in kills), sum(kill["equal"] for kill in kills)
+    return f"""# Killed and taken up again
+
+{len(kills)} times a run was ended by SIGKILL at a random moment and the same command given again, {after} times with a
+checkpoint to go on from. {equal} of {len(kills)} came to the weights and metrics of a run that nobody killed, bit for
+bit.
+
+{chr(10).join(rows)}
+
+Computed again is what was done since the last checkpoint, summed over kills. Training end to end saves every epoch, and
+the features of pictures every batch. Of folds, those that ran at the kill are not counted.
+
+Made by `python -m tests.stress.kills --kills {record["asked"]} --seed {record["seed"]}` on {machine["processor"]} with
+torch {machine["torch"]}, commit {(machine["commit"] or "unknown")[:7]}. Each kill is in [{RECORD}]({RECORD}).
+"""
+
+
+def problems(record: dict[str, Any]) -> list[str]:
+    """What is not as it has to be."""
+    kills, found = record["kills"], []
+    different = [kill["case"] for kill in kills if not kill["equal"]]
+    again = [kill["case"] for kill in kills if kill["saved_redone"]]
+    if different:
+        found.append(f"other weights or metrics after kills of: {', '.join(different)}")
+    if again:
+        found.append(f"what was in a checkpoint was computed again after kills of: {', '.join(again)}")
+    if 2 * sum(kill["saved"] > 0 for kill in kills) < len(kills):
+        found.append("less than half of the kills fell after a checkpoint")
+    return found
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run all cases, write the record and the table; 1 if anything is not as it has to be."""
+    parser = argparse.ArgumentParser(prog="python -m tests.stress.kills", description=__doc__.splitlines()[0])
+    parser.add_argument("--kills", type=int, default=24, help="of trainings; three of reproduce come on top")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, default=Path("runs", "stress"), help="folder for the record and its table")
+    options = parser.parse_args(argv)
+    machine, draw = environment(), random.Random(options.seed)
+    chosen = [cases.graph(), cases.fewshot(), cases.frozen(), cases.end_to_end(), cases.reproduce()]
+    trainings = len(chosen) - 1
+    shares = [options.kills // trainings + (place < options.kills % trainings) for place in range(trainings)]
+    kills: list[Kill] = []
+    for case, share in zip(chosen, [*shares, REPRODUCE_KILLS], strict=True):
+        with tempfile.TemporaryDirectory(prefix="powerpool-stress-") as folder:
+            found = trial(begin(case, Path(folder)), share, draw)
+        kills += found
+        print(f"{case.name}: {len(found)} kills, {sum(kill.equal for kill in found)} with the same result", flush=True)
+    listed = [asdict(kill) for kill in kills]
+    record = {"schema": 1, "asked": options.kills, "seed": options.seed, "kills": listed, "environment": machine}
+    write_json(options.out / RECORD, record)
+    write_text(options.out / TABLE, table(read_json(options.out / RECORD)))
+    wrong = problems(record)
+    for line in wrong:
+        print(line, file=sys.stderr)
+    print(f"written: {options.out / TABLE}, {options.out / RECORD}")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,138 @@
+"""A command of powerpool as it is typed, in a process that writes down what it computes.
+
+    python -m tests.stress.launch LEDGER train graph --data MUTAG --out run
+
+Two things differ from ``powerpool train graph ...``, and neither changes a result. Whatever is saved every few seconds
+or minutes is saved after every epoch of graphs, every episode, and every few pictures; training end to end saves every
+epoch, as always. And every epoch, episode, batch, picture or point of a grid that is computed is a line of the ledger,
+with the time, before it is in any checkpoint. With the variable POWERPOOL_STRESS_HOLD, the process stands still after
+so many lines, until it gets SIGCONT.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from powerpool.cli import main
+
+HOLD = "POWERPOOL_STRESS_HOLD"
+Note = Callable[[str], None]
+Patch = Callable[[Any, str, Any], None]
+
+
+@contextlib.contextmanager
+def watched(ledger: Path, words: Sequence[str]) -> Iterator[None]:
+    """Inside, the command of these words writes the ledger."""
+    with contextlib.ExitStack() as stack:
+        # A line is one write to the end of the file: a kill leaves it whole or not there.
+        handle = os.open(ledger, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+        stack.callback(os.close, handle)
+
+        held, count = int(os.environ.get(HOLD, "0")), 0
+
+        def note(unit: str) -> None:
+            nonlocal count
+            os.write(handle, f"{unit}\t{time.time()}\n".encode())
+            count += 1
+            if count == held:
+                os.kill(os.getpid(), signal.SIGSTOP)
+
+        def patch(owner: Any, name: str, value: Any) -> None:
+            stack.callback(setattr, owner, name, getattr(owner, name))
+            setattr(owner, name, value)
+
+        pipeline = " ".join(words[:2])
+        if pipeline == "train graph":
+            _watch_graph(note, patch)
+        elif pipeline == "train fewshot":
+            _watch_fewshot(note, patch)
+        elif pipeline == "train vision":
+            (_watch_end_to_end if "end-to-end" in words else _watch_frozen)(note, patch)
+        yield
+
+
+def _watch_graph(note: Note, patch: Patch) -> None:
+    from powerpool.pipelines.graph import evaluation
+    from powerpool.pipelines.graph.training import Training
+
+    run, step, stage = evaluation._run, Training.step, ""
+
+    def noted_run(training: Training, epochs: int, file: Path, watch: Any) -> None:
+        nonlocal stage
+        stage = file.stem
+        run(training, epochs, file, watch)
+
+    def noted_step(training: Training) -> None:
+        step(training)
+        note(f"{stage} epoch {training.epoch}")
+
+    patch(evaluation, "CHECKPOINT_SECONDS", -1.0)
+    patch(evaluation, "_run", noted_run)
+    patch(Training, "step", noted_step)
+
+
+def _watch_fewshot(note: Note, patch: Patch) -> None:
+    from powerpool.pipelines.fewshot import commands
+    from powerpool.pipelines.fewshot.training import Training
+
+    step = Training._step
+
+    def noted_step(training: Training) -> None:
+        step(training)
+        note(f"episode {training.done}")
+
+    patch(commands, "train_in", partial(commands.train_in, minutes=0.0))
+    patch(Training, "_step", noted_step)
+
+
+def _watch_end_to_end(note: Note, patch: Patch) -> None:
+    from powerpool.pipelines.vision.learner import Learner
+
+    step = Learner.training_step
+
+    def noted_step(learner: Learner, batch: Any, number: int) -> None:
+        step(learner, batch, number)
+        note(f"batch {learner.progress.step + 1}")
+
+    patch(Learner, "training_step", noted_step)
+
+
+def _watch_frozen(note: Note, patch: Patch) -> None:
+    from powerpool.data.features import FeatureStore
+    from powerpool.pipelines.vision import commands, extraction
+
+    append, validate = FeatureStore.append, commands.validate
+
+    def noted_append(store: FeatureStore, items: Any) -> None:
+        first = store.done
+        append(store, items)
+        for number in range(first, store.done):
+            note(f"{store.folder.name} picture {number}")
+
+    def noted_validate(config: Any, pool: Any, features: Any) -> Any:
+        found = validate(config, pool, features)
+        note(f"point {list(config.points()).index(pool)}")
+        return found
+
+    patch(extraction, "FLUSH_EVERY", 1)
+    patch(extraction, "GPU_BATCH", 8 * 2)  # pictures with two crops that are computed at once
+    patch(FeatureStore, "append", noted_append)
+    patch(commands, "validate", noted_validate)
+
+
+def run(ledger: Path, words: Sequence[str]) -> int:
+    """The exit code of the command."""
+    with watched(ledger, words):
+        return main(words)
+
+
+if __name__ == "__main__":
+    sys.exit(run(Path(sys.argv[1]), sys.argv[2:]))

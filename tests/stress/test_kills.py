@@ -1,0 +1,121 @@
+"""What is killed goes on and comes to the same, bit for bit; `make stress` kills more often."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.stress import cases
+from tests.stress.conftest import SHORT
+from tests.stress.kills import (
+    RECORD,
+    TABLE,
+    Kill,
+    Place,
+    _note_redone,
+    finish_here,
+    problems,
+    start_warm,
+    table,
+    trial,
+)
+
+PUBLISHED = Path(__file__).parents[2] / "results" / "stress"
+
+
+@pytest.mark.parametrize("name", SHORT)
+def test_kill_9_at_a_random_moment_costs_nothing_that_was_saved(name, runs):
+    (kill,) = trial(runs(name), 1, random.Random(name), finish_here, start_warm)
+    assert kill.equal
+    assert kill.saved_redone == 0
+    # At most what no checkpoint had yet: a unit, or of pictures an epoch of six batches.
+    assert kill.redone <= (6 if name == "vision" else 1)
+
+
+# ---- it would show ---------------------------------------------------------------------------------------------------
+
+
+def some_kill(**changes: object) -> Kill:
+    return Kill(**{"case": "graph", "unit": "epochs", "moment": 1.0, "done": 5, "of": 9, "saved": 4, **changes})
+
+
+def record_of(*kills: Kill) -> dict:
+    machine = {"processor": "a processor", "torch": "2.0", "commit": "abcdefghi"}
+    return {"schema": 1, "asked": 2, "seed": 0, "kills": [asdict(kill) for kill in kills], "environment": machine}
+
+
+def test_a_run_that_came_to_something_else_shows():
+    assert problems(record_of(some_kill(equal=True))) == []
+    assert problems(record_of(some_kill(equal=True), some_kill())) == ["other weights or metrics after kills of: graph"]
+    (said,) = problems(record_of(some_kill(equal=True, redone=2, saved_redone=1)))
+    assert "what was in a checkpoint was computed again" in said
+    early = some_kill(saved=0, equal=True)
+    assert problems(record_of(early, some_kill(equal=True))) == []
+    assert problems(record_of(early, early, some_kill(equal=True))) == [
+        "less than half of the kills fell after a checkpoint"
+    ]
+
+
+def test_what_was_computed_again_is_counted_by_the_time_of_its_last_line(tmp_path):
+    ledger = tmp_path / "ledger"
+    ledger.write_text("epoch 1\t1.0\nepoch 2\t2.0\nepoch 3\t3.0\n")
+    kill, before = some_kill(), cases.read_ledger(ledger)
+    with ledger.open("a") as file:
+        file.write("epoch 2\t4.0\nepoch 3\t5.0\nepoch 4\t6.0\n")
+    _note_redone([kill], before, {"epoch 1", "epoch 2"}, cases.read_ledger(ledger))
+    assert (kill.redone, kill.saved_redone) == (2, 1)
+
+
+def test_one_bit_of_one_weight_is_another_result():
+    weights = {"a": torch.tensor([0.0, float("nan")]), "b": {"c": [1, 2]}, "d": [torch.arange(5000)]}
+    first = cases.digest(weights)
+    assert cases.digest({**weights, "a": weights["a"].clone(), "seconds": 3.0}) == first
+    others = [
+        {**weights, "a": torch.tensor([-0.0, float("nan")])},
+        {**weights, "a": weights["a"].double()},
+        {**weights, "a": weights["a"][:, None]},
+        {**weights, "b": {"c": [1, 3]}},
+        {**weights, "d": [torch.arange(5000).index_fill(0, torch.tensor([2500]), 0)]},
+        {name.replace("a", "z"): value for name, value in weights.items()},
+    ]
+    assert first not in {cases.digest(other) for other in others}
+
+
+def test_times_do_not_count_and_all_else_does():
+    record = {"value": 1.0, "seconds": 2.0, "folds": [{"loss": 3.0, "test_seconds": 4.0}], "environment": {}}
+    assert cases.without_times(record) == {"value": 1.0, "folds": [{"loss": 3.0}]}
+
+
+def test_a_command_that_fails_is_no_result(tmp_path):
+    place = Place(cases.Case("bad", ("train", "graph", "--fold", "99"), "epochs", cases.saved_graph), tmp_path, "run")
+    with pytest.raises(AssertionError, match="ended with exit code 2"):
+        finish_here(place)
+
+
+# ---- the record of the project ---------------------------------------------------------------------------------------
+
+
+def test_the_table_says_what_is_in_the_record():
+    text = table(record_of(some_kill(equal=True, redone=1), some_kill(saved=0, done=1, equal=True)))
+    assert "| graph | 2 | 1 | 1 of 6 epochs | 0 | 2 |" in text
+    assert "1 times with a checkpoint" in text.replace("\n", " ")
+
+
+@pytest.mark.skipif(not PUBLISHED.exists(), reason="no record of kills is published")
+def test_the_published_record_has_at_least_twenty_kills_of_trainings_and_no_problem():
+    text = (PUBLISHED / RECORD).read_text()
+    record = json.loads(text)
+    trainings = [kill for kill in record["kills"] if kill["case"] != "reproduce"]
+    assert len(trainings) >= 20
+    assert {kill["case"] for kill in trainings} == {"graph", "few-shot", "vision, frozen", "vision, end to end"}
+    assert 2 * sum(kill["saved"] > 0 for kill in trainings) >= len(trainings)
+    assert problems(record) == []
+    assert record["environment"]["dirty"] is False
+    assert not re.search(r"/(root|home|work|tmp)\b", text)
+    assert (PUBLISHED / TABLE).read_text() == table(record)

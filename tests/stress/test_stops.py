@@ -1,0 +1,47 @@
+"""Ctrl-C, and a second command in the same folder, as a user meets them."""
+
+from __future__ import annotations
+
+import re
+import signal
+
+import pytest
+
+from tests.stress.conftest import SHORT
+from tests.stress.kills import Place, are_equal, finish_here, give_here, start_warm, wait_until_free
+
+
+@pytest.mark.parametrize("name", SHORT)
+def test_a_second_command_is_refused_and_ctrl_c_says_how_to_go_on(name, runs, capsys):
+    whole = runs(name)
+    place = Place(whole.case, whole.folder, "interrupted", hold=3)
+    running = start_warm(place)
+    try:
+        running.wait_until_held()
+        before = place.stamps
+        capsys.readouterr()
+        assert give_here(place) == 2
+        out, err = capsys.readouterr()
+        assert out == ""
+        (line,) = [line for line in err.splitlines() if "error" in line]
+        assert re.search(rf"error: Another process \(process {running.pid} on .*\) is at work in interrupted\. ", line)
+        assert place.stamps == before
+        running.signal(signal.SIGINT)
+        running.signal(signal.SIGCONT)
+        code = running.wait()
+    finally:
+        running.signal(signal.SIGKILL)
+    err = running.err.read_text()
+    assert code == 130, err
+    assert running.out.read_text() == ""
+    assert "Traceback" not in err
+    last = err.splitlines()[-1]
+    assert last.startswith(f"powerpool {' '.join(place.words[:2])}: interrupted. ")
+    assert re.search(r"[Tt]he same command goes on from there\.$", last)
+    assert not (place.run / "record.json").exists()
+    wait_until_free(place)
+    computed, saved = place.stamps, place.saved
+    assert saved
+    finish_here(place)
+    assert not {unit for unit in saved if place.stamps[unit] != computed[unit]}
+    assert are_equal(place, whole)

@@ -1,0 +1,36 @@
+"""The commands of the page on many processes and machines run, in their order."""
+
+import subprocess
+import sys
+
+import pytest
+
+from powerpool.cli import main
+from powerpool.pipelines.folders import MODEL, RECORD
+from tests.test_readme import ROOT, commands_of
+
+LAUNCHERS = {"python": [sys.executable], "torchrun": [sys.executable, "-m", "torch.distributed.run", "--standalone"]}
+
+
+def test_the_commands_of_the_page_on_scaling_run_in_their_order(tmp_path, monkeypatch):
+    pytest.importorskip("distributed", reason="the page on scaling is not tested: pip install distributed")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("POWERPOOL_DATA", raising=False)
+    monkeypatch.setenv("POWERPOOL_CACHE", str(tmp_path / "cache"))
+    commands = commands_of("docs/scaling.md")
+    assert [words[0] for words in commands] == ["powerpool", "python", "powerpool", "torchrun"]
+    for words in commands:
+        if words[0] == "powerpool":
+            assert main(words[1:]) == 0, words
+        else:
+            subprocess.run([*LAUNCHERS[words[0]], *words[1:]], check=True)
+    assert (tmp_path / "runs/reproduce/graph-quick/report.html").exists()
+    for run in ("devices", "torchrun"):
+        assert (tmp_path / "runs" / run / MODEL).exists()
+        assert (tmp_path / "runs" / run / RECORD).exists()
+
+
+def test_every_engine_of_the_page_can_be_asked_for():
+    text = (ROOT / "docs/scaling.md").read_text(encoding="utf-8")
+    for name in ("loky", "dask", "ray"):
+        assert f"| `{name}`" in text

@@ -1,0 +1,36 @@
+"""What the tests of trust share: an empty cache, no data folder, and no network."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+
+class NetworkUsedError(BaseException):
+    """Not an Exception: no library can take it for a network that is down, and go on."""
+
+
+@pytest.fixture(autouse=True)
+def _alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POWERPOOL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
+    for name in ("HF_DATASETS_CACHE", "POWERPOOL_DATA", "POWERPOOL_OFFLINE"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("PIXELS", "FILES", "UNPACKED", "RATIO", "TEXT"):
+        monkeypatch.delenv(f"POWERPOOL_MAX_{name}", raising=False)
+
+
+@pytest.fixture
+def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever looks up a name or connects ends the test."""
+
+    def refuse(*arguments: object, **options: object) -> NoReturn:
+        raise NetworkUsedError(f"the network was asked for: {arguments}")
+
+    for name in ("getaddrinfo", "create_connection", "gethostbyname"):
+        monkeypatch.setattr(socket, name, refuse)
+    for name in ("connect", "connect_ex", "sendto"):
+        monkeypatch.setattr(socket.socket, name, refuse)

@@ -1,0 +1,83 @@
+"""Damaged and made-up files of every kind: they are read, or refused by an error of powerpool, and nothing else."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from powerpool.records import RecordError, read_json
+from tests.fuzz.targets import TARGETS, seeds, survive
+
+EXAMPLES = {"graphs": 60, "recipe": 60, "lists": 120, "names": 120, "image": 60, "record": 60,
+            "bench_record": 60, "stored_features": 60}  # fmt: skip
+FEW = 25
+"""For what is slow: zips and checkpoints."""
+TIMES = int(os.environ.get("POWERPOOL_FUZZ", "1"))
+"""How many times as many examples; `make fuzz` sets it and the profile, and draws others each time."""
+PIECES = {
+    "graphs": [b"1", b"-1", b"0", b", ", b"\n", b"\r\n", b" ", b"\t", b"9" * 19, b"9" * 5000, b"\xff", b"1.5", b"\0"],
+    "recipe": [b"data", b"model", b": ", b"\n", b"  ", b"- ", b"[", b"{", b"&a", b"*a", b"!!python/object:os.system",
+               b"1" * 5000, b"1e999", b".nan", b"\xff", b"\\U", b"'", b'"', b"null", b"\0", b"|", b"---\n"],
+    "lists": [b"\0", b"\n", b",", b" ", b"filename,label", b"0.jpg", b"a/0", b"/", b"..", b"9" * 5000, b"\xff",
+              b"\xef\xbb\xbf", "\u0663".encode(), b"1 "],
+    "names": [b"/", b"\n", b"..", b".png", b".jpg", b"train", b"test", b"val", b"images", b"a", b"\xff", b"9" * 5000,
+              b" ", b"shn/source", b"train.csv", b"\0"],
+    "record": [b"{", b"[" * 50_000, b"9" * 5000, b"NaN", b"1e999", b'"', b":", b",", b"null", b"\xff", b"true",
+               b"[]", b"{}"],
+}  # fmt: skip
+PIECES["bench_record"] = PIECES["stored_features"] = PIECES["record"]
+COMMON = [b"", b"\0", b"\xff", b"PK\x01\x02", b"PK\x03\x04", b"PK\x05\x06", b"../", b"\x80\x02", b"cos\nsystem\n"]
+
+
+@st.composite
+def damaged(draw: st.DrawFn, target: str) -> bytes:
+    """A file that is taken, with a few places replaced; or made of pieces, or of anything."""
+    pieces = st.sampled_from([*PIECES.get(target, []), *COMMON]) | st.binary(max_size=4)
+    form = draw(st.integers(0, 5))
+    if form == 0:
+        return draw(st.binary(max_size=80))
+    if form == 1:
+        return draw(st.binary(max_size=1)) + b"".join(draw(st.lists(pieces, max_size=20)))
+    data = draw(st.sampled_from(seeds(target)))
+    for _ in range(draw(st.integers(1, 4))):
+        start = draw(st.integers(0, len(data)))
+        end = draw(st.integers(start, min(len(data), start + draw(st.sampled_from([0, 1, 1, 4, 40])))))
+        data = data[:start] + draw(pieces) + data[end:]
+    return data if form < 5 else data[: draw(st.integers(0, len(data)))]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.filterwarnings("ignore::UserWarning")  # of Pillow, of pictures that are damaged
+def test_only_our_own_errors_come_out(target: str) -> None:
+    @settings(max_examples=TIMES * EXAMPLES.get(target, FEW))
+    @given(damaged(target))
+    def each(data: bytes) -> None:
+        survive(target, data)
+
+    for seed in seeds(target):
+        TARGETS[target](seed)  # they are taken: else nothing deep would be reached
+    each()
+
+
+@pytest.mark.parametrize("target, data", [
+    ("lists", b"filename,label\n0.jpg," + b"9" * 5000 + b"\n\0filename,label\n1.jpg,b\n"),  # too long for int()
+    ("lists", b"\0".join([b"", b"", b"9" * 5000 + b" a/0.jpg\n", b"1 1\n", b"", b""])),
+    ("names", b"\xff/0.png\n\xff/1.png\n\xff/2.png\na/0.png\na/1.png\na/2.png"),  # names that are no text
+    ("record", b"[" * 100_000),
+    ("record", b'{"schema": ' + b"1" * 5000 + b"}"),
+    ("recipe", b"\0data: " + b"[" * 2000),
+    ("recipe", b"\0!!python/object/apply:os.system ['true']"),
+    ("recipe", b"\0seed: " + b"1" * 5000),
+])  # fmt: skip
+def test_what_was_found(target: str, data: bytes) -> None:
+    survive(target, data)
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, "1" * 5000])
+def test_json_that_nobody_writes_is_an_error_in_words(text: str, tmp_path) -> None:
+    (tmp_path / "a.json").write_text(text)
+    with pytest.raises(RecordError, match=r"a\.json holds JSON that nobody writes"):
+        read_json(tmp_path / "a.json")
