@@ -200,7 +200,7 @@ def test_what_is_killed_on_a_cluster_costs_one_unit_which_runs_again(tmp_path, a
 
 def test_errors_of_units_are_those_of_loky(tmp_path, address):
     works = (partial(square, tmp_path, 0), partial(refuses, 1))
-    with pytest.raises(UnitError, match=r"^fold 1: number must be even \(got 1\)\.\n1 of 2 folds are done and kept"):
+    with pytest.raises(UnitError, match=r"^fold 1: number must be even \(got 1\)\. 1 of 2 folds are done and kept"):
         run_units(units_of(tmp_path, *works), 1, console=recorder(), engine=Engine("dask", address))
     (tmp_path / "deaths").mkdir()
     with pytest.raises(UnitError, match=r"fold 0: its process died once \(exit code 3\)"):
