@@ -349,8 +349,8 @@ def test_two_sets_of_one_name_are_refused(own, small, tmp_path, capsys):
         ("food101", 224, 200_000, 1e-3, (5, 3), 600),
         ("flower102", 224, 40_000, 1e-3, (5, 3), 600),
         ("open_mic", 84, 15_000, 1e-4, (2, 2), 1000),
-        ("miniimagenet100", 84, 1500, 1e-3, (5, 3), 600),
-        ("omniglot", 28, 4000, 1e-3, (5, 3), 600),
+        ("miniimagenet100", 84, 4000, 1e-3, (5, 3), 600),
+        ("omniglot", 28, 8000, 1e-3, (5, 3), 600),
         ("glyphs", 28, 1000, 1e-3, (5, 3), 600),
     ],
 )
