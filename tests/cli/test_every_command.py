@@ -44,7 +44,7 @@ VISION = (
     "--backbone tiny --crops.size 32 --crops.count 1 --crops.resize 32 --accelerator cpu --workers 0 "
     "--pool.method FOP --download false"
 )
-ELSEWHERE = {"selfcheck"}
+ELSEWHERE = {"demo", "selfcheck"}
 """Commands that are run by tests of their own."""
 
 COMMAND_LINES = {
@@ -69,7 +69,6 @@ COMMAND_LINES = {
     "bench": "curves --quick --repetitions 3 --out bench",
     "bench compare": "bench/old.json bench/new.json",
     "bench publish": "--source bench/whole --out bench/published",
-    "demo": "--quick",
 }
 KEYS = {
     "train": {"run", "record"},
@@ -80,7 +79,6 @@ KEYS = {
     "inspect": {"folder", "inspection"},
     "figures": {"folder", "written", "skipped"},
     "explore": {"page", "run", "samples"},
-    "demo": {"epochs", "results"},
     "bench compare": {"regressions", "changes"},
     "bench publish": {"written"},
 }
@@ -137,11 +135,10 @@ def test_every_command_is_tried_here_or_elsewhere():
 @pytest.mark.usefixtures("place")
 def test_plain_text_then_json_then_nothing(name):
     expected = EXIT_CODES.get(name, 0)
-    if name != "demo":  # which takes long, and whose table has a test of its own
-        code, out, err = call(*words_of(name))
-        assert code == expected, err
-        assert out.strip()
-        assert not set("\x1b\r") & set(out + err)
+    code, out, err = call(*words_of(name))
+    assert code == expected, err
+    assert out.strip()
+    assert not set("\x1b\r") & set(out + err)
 
     code, out, err = call(*words_of(name), "--json")
     assert code == expected, err
@@ -153,8 +150,7 @@ def test_plain_text_then_json_then_nothing(name):
     else:
         assert keys <= found.keys()
 
-    if name != "demo":
-        assert call(*words_of(name), "--quiet") == (expected, "", "")
+    assert call(*words_of(name), "--quiet") == (expected, "", "")
 
 
 def test_the_json_of_a_command_is_what_its_files_hold(place):

@@ -228,6 +228,7 @@ def driver(tmp_path) -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
+@pytest.mark.stress  # a cluster of its own
 def test_kill_9_of_the_command_ends_its_cluster_and_loses_only_what_was_running(tmp_path, driver):
     with pytest.raises(LockedError, match=rf"process {driver.pid} on .* is at work in"):
         run_units(six_units(tmp_path), 2, folder=tmp_path, console=recorder(), engine=Engine("dask"))
@@ -239,6 +240,7 @@ def test_kill_9_of_the_command_ends_its_cluster_and_loses_only_what_was_running(
     assert run_units(six_units(tmp_path), 1, folder=tmp_path, console=recorder()) == SIX_RESULTS
 
 
+@pytest.mark.stress  # a cluster of its own
 def test_an_interrupt_stops_the_cluster_of_the_command(tmp_path, driver):
     os.killpg(driver.pid, signal.SIGINT)  # as a terminal does: to the command and to its workers
     _, said = driver.communicate(timeout=PATIENCE)

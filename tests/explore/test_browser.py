@@ -16,7 +16,8 @@ from browser import Browser, Page
 from powerpool import theory
 from powerpool.explore import RunSpectra
 from powerpool.inspect import Inspection
-from powerpool.inspect.measures import effective_rank, shares
+from powerpool.inspect.measures import effective_rank
+from powerpool.pipelines.spectra import shares
 
 
 def traces(page: Page, plot: str) -> list[dict[str, Any]]:

@@ -13,7 +13,7 @@ from powerpool.cli import COMMANDS, main
 from powerpool.inspect import Wanted, inspect_run, result, runs
 from powerpool.inspect.command import InspectOptions
 from powerpool.inspect.command import run as run_inspect
-from powerpool.inspect.runs import open_run, picture_set
+from powerpool.inspect.runs import open_run
 from powerpool.pipelines.vision.config import PoolConfig
 from powerpool.pipelines.vision.model import SetPool
 from powerpool.records import RecordError
@@ -136,8 +136,8 @@ def test_stored_features_are_used_where_they_are_and_give_what_pictures_give(vis
 @pytest.mark.parametrize("method", ["SOP+SC+SpecMaxExpF", "SOP+SigmE", "SOP+NewtonSchulz"])
 def test_the_set_of_a_picture_gives_the_vector_of_its_pool(method):
     pool, maps = SetPool(PoolConfig(method, unit_norm=False, beta=0.5), channels=7), torch.rand(3, 7, 2, 4)
-    features, grid, _ = picture_set(pool, maps)
-    matrix = runs.Normalization(method, pool.curve, pool.method.mode, 0.5, pool.solver).matrix(features, grid)
+    features, grid, _ = pool.feature_set(maps)
+    matrix = pool.normalization.matrix(features, grid)
     found = to_vector(matrix[None]).float()
     torch.testing.assert_close(found, pool(maps[None]), **tolerance(torch.float32, slack=10))
 

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 import powerpool as pp
 from powerpool.checks import ArgumentError, NotFiniteError, ShapeError, UnknownNameError
 from powerpool.inspect import FeatureSet, Gathering, inspect_features, pictures
-from powerpool.inspect.normalization import Normalization
+from powerpool.pipelines.pooling import Normalization
 
 
 def features(samples: int = 4, channels: int = 6, locations: int = 30, seed: int = 0) -> torch.Tensor:

@@ -18,8 +18,8 @@ from powerpool.inspect.measures import (
     leading_share,
     mean_correlation,
     participation_ratio,
-    shares,
 )
+from powerpool.pipelines.spectra import shares
 from tests.tolerances import tolerance
 
 numbers = st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=12)

@@ -13,8 +13,8 @@ import powerpool as pp
 from powerpool.checks import ArgumentError, ShapeError
 from powerpool.inspect import inspect_model, result
 from powerpool.inspect.models import find_pool, sets_of
-from powerpool.inspect.runs import normalization_of
 from powerpool.integrations.pyg import SecondOrderAggregation
+from powerpool.pipelines.pooling import normalization_of
 from tests.tolerances import tolerance
 
 

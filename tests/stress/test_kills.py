@@ -29,6 +29,7 @@ from tests.stress.kills import (
 PUBLISHED = Path(__file__).parents[2] / "results" / "stress"
 
 
+@pytest.mark.stress  # each pipeline has such a test of its own; this one's moment is random
 @pytest.mark.parametrize("name", SHORT)
 def test_kill_9_at_a_random_moment_costs_nothing_that_was_saved(name, runs):
     (kill,) = trial(runs(name), 1, random.Random(name), finish_here, start_warm)

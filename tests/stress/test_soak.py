@@ -39,11 +39,13 @@ def measured(tmp_path_factory):
     return json.loads(done.stdout)
 
 
+@pytest.mark.stress
 def test_memory_is_flat_over_2000_steps_of_training(measured):
     assert measured["usual"][-1][0] == STEPS
     assert growth(measured["usual"])[1] < KB_PER_STEP
 
 
+@pytest.mark.stress
 def test_a_tensor_that_is_kept_in_every_step_shows(measured):
     low, high = growth(measured["leaky"])
     assert low > KB_PER_STEP

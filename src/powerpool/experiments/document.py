@@ -11,6 +11,7 @@ import html
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 
 
@@ -55,37 +56,141 @@ class Picture:
     path: Path
 
 
-Block = Heading | Text | Items | Code | Table | Picture
+@dataclass(frozen=True)
+class Contents:
+    """Links to the headings that follow. In Markdown there are none: its readers make them of the headings."""
+
+
+Block = Heading | Text | Items | Code | Table | Picture | Contents
 
 
 def markdown(blocks: Iterable[Block]) -> str:
     """The page as Markdown; pictures are links to their files."""
-    return "\n\n".join(_markdown(block) for block in blocks) + "\n"
+    return "\n\n".join(_markdown(block) for block in blocks if not isinstance(block, Contents)) + "\n"
+
+
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+"""What a browser lets the page do: style itself and show what is inside of it. Nothing is fetched, no script runs."""
 
 
 def page(title: str, blocks: Iterable[Block]) -> str:
     """The page as HTML in one piece: style and pictures are inside, nothing is fetched."""
-    body = "\n".join(_html(block) for block in blocks)
+    parts, anchors = [], _anchors(blocks := list(blocks))
+    for place, block in enumerate(blocks):
+        if isinstance(block, Heading):
+            text = _safe(block.text)
+            parts.append(f'<h{block.level} id="{anchors[place]}">{text}</h{block.level}>')
+        elif isinstance(block, Contents):
+            parts.append(_contents(blocks, anchors, place))
+        else:
+            parts.append(_html(block))
+    body = "\n".join(parts)
     return (
-        f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<title>{html.escape(title)}</title>\n'
+        f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{html.escape(POLICY)}">\n'
+        f"<title>{html.escape(title)}</title>\n"
         f'<meta name="viewport" content="width=device-width, initial-scale=1">\n<style>{STYLE}</style>\n</head>\n'
         f"<body>\n{body}\n</body>\n</html>\n"
     )
 
 
+SHORT = 24
+"""Letters of a cell that is not broken into lines."""
 STYLE = """
-body { font: 16px/1.5 system-ui, sans-serif; max-width: 75rem; margin: 2rem auto; padding: 0 1rem; color: #222; }
-h2 { margin-top: 3rem; border-bottom: 1px solid #ccc; }
-.wide { overflow-x: auto; }
-table { border-collapse: collapse; font-size: 0.9rem; font-variant-numeric: tabular-nums; }
-th, td { padding: 0.25rem 0.6rem; border-bottom: 1px solid #ddd; text-align: left; }
-pre { background: #f4f4f4; padding: 0.7rem; overflow-x: auto; }
-figure { margin: 1.5rem 0; }
-img { max-width: 100%; }
+:root {
+  color-scheme: light dark;
+  --page: #ffffff; --text: #1b1f24; --quiet: #57606a; --line: #d5dae0; --soft: #f3f5f7; --accent: #0067a8;
+}
+@media (prefers-color-scheme: dark) {
+  :root {
+    --page: #101418; --text: #e7ebef; --quiet: #a3adb8; --line: #343c46; --soft: #1a2027; --accent: #6cc3f5;
+  }
+}
+* { box-sizing: border-box; }
+html { scroll-padding-top: 1rem; }
+body {
+  max-width: 78rem; margin: 2rem auto; padding: 0 1rem; background: var(--page); color: var(--text);
+  font: 16px/1.5 system-ui, "Segoe UI", Roboto, sans-serif; overflow-wrap: break-word;
+}
+p, li { max-width: 60rem; }
+h1 { line-height: 1.2; margin: 0 0 1rem; }
+h2 { margin-top: 3rem; padding-bottom: 0.2rem; border-bottom: 1px solid var(--line); }
+h3 { margin: 2rem 0 0.5rem; }
+h1, h2, h3 { break-after: avoid; }
+a { color: var(--accent); }
+:focus-visible { outline: 2px solid var(--accent); outline-offset: 2px; }
+nav { background: var(--soft); border: 1px solid var(--line); border-radius: 0.5rem; padding: 0.7rem 1rem; }
+nav > ol { margin: 0; padding-left: 1.4rem; }
+nav ol ol { display: inline; margin: 0; padding: 0; font-size: 0.85rem; }
+nav ol ol li { display: inline; }
+nav ol ol li::before { content: " \\00b7  "; color: var(--quiet); }
+.wide, pre, figure { overflow-x: auto; margin: 1rem 0; }
+table { border-collapse: collapse; font-size: 0.85rem; font-variant-numeric: tabular-nums; }
+th, td { padding: 0.3rem 0.6rem; border-bottom: 1px solid var(--line); text-align: left; vertical-align: top; }
+th { background: var(--soft); vertical-align: bottom; line-height: 1.25; }
+.short { white-space: nowrap; }
+.long { min-width: 13rem; max-width: 40rem; }
+th:first-child, td:first-child { position: sticky; left: 0; background: var(--page); }
+th:first-child { background: var(--soft); }
+tr:hover td { background: var(--soft); }
+pre { background: var(--soft); border-radius: 0.4rem; padding: 0.7rem; font-size: 0.85rem; line-height: 1.4; }
+/* Pictures are drawn on white: a card that stays white in the dark. */
+figure { background: #ffffff; border: 1px solid var(--line); border-radius: 0.5rem; padding: 0.5rem; }
+img { display: block; max-width: 100%; height: auto; margin: 0 auto; }
+@media (max-width: 48rem) {
+  body { margin-top: 1rem; font-size: 15px; }
+  /* At their own size, and not so small that nobody can read them: the card scrolls. */
+  img { max-width: none; margin: 0; }
+  .long:first-child { min-width: 9rem; max-width: 9rem; }
+}
+@media print {
+  @page { size: A4 landscape; margin: 12mm; }
+  :root { --page: #ffffff; --text: #000000; --quiet: #444444; --line: #bbbbbb; --soft: #f3f3f3; --accent: #000000; }
+  body { max-width: none; margin: 0; padding: 0; font-size: 10pt; }
+  nav { display: none; }
+  .wide, pre, figure { overflow: visible; }
+  pre { white-space: pre-wrap; }
+  table { font-size: 7.5pt; }
+  th, td { padding: 0.15rem 0.3rem; position: static !important; }
+  .short { white-space: normal; }
+  .long { min-width: 0; }
+  thead { display: table-header-group; }
+  tr, figure { break-inside: avoid; }
+  figure { border: none; padding: 0; }
+  img { max-width: 100%; max-height: 165mm; margin: 0; }
+}
 """
 
 
-def _markdown(block: Block) -> str:
+def _anchors(blocks: Sequence[Block]) -> dict[int, str]:
+    """A name for each heading that a link can lead to, by the place of the heading; no two are the same."""
+    found: dict[int, str] = {}
+    for place, block in enumerate(blocks):
+        if isinstance(block, Heading):
+            base = re.sub(r"[^a-z0-9]+", "-", block.text.lower()).strip("-") or "section"
+            names = (base if number == 1 else f"{base}-{number}" for number in count(1))
+            found[place] = next(name for name in names if name not in found.values())
+    return found
+
+
+def _contents(blocks: Sequence[Block], anchors: dict[int, str], start: int) -> str:
+    """Headings of the second level behind ``start``, each with those of the third below it."""
+    parts: list[tuple[str, list[str]]] = []
+    for place, block in enumerate(blocks):
+        if place > start and isinstance(block, Heading):
+            link = f'<a href="#{anchors[place]}">{_safe(block.text)}</a>'
+            if block.level == 2:
+                parts.append((link, []))
+            elif parts:
+                parts[-1][1].append(link)
+    lines = []
+    for link, below in parts:
+        inner = f"<ol>{''.join(f'<li>{one}</li>' for one in below)}</ol>" if below else ""
+        lines.append(f"<li>{link}{inner}</li>")
+    return f'<nav aria-label="Contents"><ol>{"".join(lines)}</ol></nav>'
+
+
+def _markdown(block: Heading | Text | Items | Code | Table | Picture) -> str:
     match block:
         case Heading(text, level):
             return f"{'#' * level} {_line(text)}"
@@ -104,26 +209,31 @@ def _markdown(block: Block) -> str:
             return f"![{escaped(title)}]({path.name})"
 
 
-def _html(block: Block) -> str:
+def _html(block: Text | Items | Code | Table | Picture) -> str:
     match block:
-        case Heading(text, level):
-            return f"<h{level}>{_safe(text)}</h{level}>"
         case Text(text):
             return f"<p>{_safe(text)}</p>"
         case Items(texts):
             return f"<ul>{''.join(f'<li>{_safe(text)}</li>' for text in texts)}</ul>"
         case Code(text):
-            return f"<pre>{_safe(text)}</pre>"
+            return f'<pre tabindex="0">{_safe(text)}</pre>'
         case Table(headings, rows):
-            head = "".join(f"<th>{_safe(text)}</th>" for text in headings)
-            lines = ("".join(f"<td>{_safe(text)}</td>" for text in row) for row in rows)
+            head = "".join(f'<th scope="col">{_safe(text)}</th>' for text in headings)
+            lines = ("".join(_cell(text) for text in row) for row in rows)
             body = "\n".join(f"<tr>{line}</tr>" for line in lines)
-            return f'<div class="wide"><table>\n<tr>{head}</tr>\n{body}\n</table></div>'
+            rows_of = f"<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody>"
+            # What scrolls can be reached with the keyboard.
+            return f'<div class="wide" tabindex="0"><table>\n{rows_of}\n</table></div>'
         case Picture(title, path):
             # As an image: the identifiers inside one SVG cannot meet those of another.
             data = base64.b64encode(path.read_bytes()).decode("ascii")
             source = f"data:image/svg+xml;base64,{data}"
-            return f'<figure><img alt="{html.escape(title)}" src="{source}"></figure>'
+            return f'<figure tabindex="0"><img alt="{html.escape(title)}" src="{source}"></figure>'
+
+
+def _cell(text: str) -> str:
+    """A cell; a short text stays on one line, a long one has room."""
+    return f'<td class="{"short" if len(text) <= SHORT else "long"}">{_safe(text)}</td>'
 
 
 def _safe(text: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -63,7 +64,7 @@ def draw_values(group: Group, path: Path) -> None:
         ncols = 2 if len(_paper(group)) <= LEGEND else 1
         figure.legend(loc="outside lower center", ncols=ncols, fontsize="small")
 
-    _save(draw, path, (8, 1.6 + 0.35 * len(group.rows)))
+    save_svg(draw, path, (8, 1.6 + 0.35 * len(group.rows)))
 
 
 def draw_curves(group: Group, path: Path) -> bool:
@@ -90,7 +91,7 @@ def draw_curves(group: Group, path: Path) -> bool:
         figure.legend(handles.values(), handles.keys(), loc="outside right upper", fontsize="small")
         figure.suptitle(plain(group.title))
 
-    _save(draw, path, (2.5 + 3.6 * len(ordered), 4.2))
+    save_svg(draw, path, (2.5 + 3.6 * len(ordered), 4.2))
     return True
 
 
@@ -116,7 +117,7 @@ def draw_sweep(rows: Sequence[Mapping[str, float]], setting: str, title: str, pa
         axes.set(xlabel=plain(setting), ylabel="accuracy in %", title=plain(title))
         axes.grid(alpha=0.3)
 
-    _save(draw, path, (6, 4.2))
+    save_svg(draw, path, (6, 4.2))
 
 
 def mean_curve(record: RunRecord, name: str) -> list[tuple[int, float, float]]:
@@ -179,6 +180,9 @@ def _steps(fold: dict[str, Any]) -> Sequence[int]:
     return curves.get(STEPS, ()) if isinstance(curves, dict) else ()
 
 
-def _save(draw: Callable[[Figure], None], path: Path, size: tuple[float, float]) -> None:
-    # Text stays text, which is a tenth in size.
-    save(draw, [path], size, style={"svg.fonttype": "none"})
+def save_svg(draw: Callable[[Figure], None], path: Path, size: tuple[float, float]) -> None:
+    """Draw a picture of a report. Text stays text, which is a tenth in size."""
+    with warnings.catch_warnings():
+        # Only the room for a name is guessed then: a browser has fonts for other scripts.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+        save(draw, [path], size, style={"svg.fonttype": "none"})

@@ -12,8 +12,9 @@ from typing import Any
 
 from powerpool.checks import ArgumentError
 from powerpool.console import emit, say
-from powerpool.experiments import plots, tables
-from powerpool.experiments.document import Block, Code, Heading, Items, Picture, Table, Text, markdown, page
+from powerpool.experiments import detail_plots, details, plots, tables
+from powerpool.experiments.document import Block, Code, Contents, Heading, Items, Picture, Table, Text, markdown, page
+from powerpool.experiments.reproduction import reproduction
 from powerpool.experiments.tables import Group
 from powerpool.records import RecordError, RunRecord, make_folder, read_json, write_text
 
@@ -131,37 +132,39 @@ def write_report(
     for pipeline, members in _by_pipeline(records).items():
         usual_baseline, usual_order = _methods(pipeline)
         groups += tables.group(members, baseline or usual_baseline, usual_order if order is None else order)
+    for record in records:  # a damaged one shows before anything is written
+        details.require_readable(record)
     make_folder(folder)
     pictures = _draw(groups, folder)
     ordered = [row.record for group in groups for row in group.rows]
     blocks = [
         Heading(TITLE, 1),
         *_overview(groups),
+        Contents(),
         *(block for group, found in zip(groups, pictures, strict=True) for block in _section(group, found)),
         Heading("Configuration", 2),
         *_settings(ordered),
         *_origin(ordered),
+        *reproduction(ordered),
     ]
     paths = [folder / "README.md", folder / "report.html"]
     write_text(paths[0], markdown(blocks))
     write_text(paths[1], page(TITLE, blocks))
-    return [*paths, *(picture.path for found in pictures for picture in found)]
+    return [*paths, *(block.path for found in pictures for block in found if isinstance(block, Picture))]
 
 
-def _draw(groups: Sequence[Group], folder: Path) -> list[list[Picture]]:
-    """The pictures of every group."""
-    pictures: list[list[Picture]] = []
+def _draw(groups: Sequence[Group], folder: Path) -> list[list[Block]]:
+    """The pictures of every group, with the words that belong to them."""
+    drawn: list[list[Block]] = []
     taken: Counter[str] = Counter()
     for group in groups:
         names = [name for name in (group.data, group.protocol, group.backbone) if name is not None]
         stem = re.sub(r"[^\w.-]+", "-", "-".join(names), flags=re.ASCII)
         taken[stem] += 1
+        # Behind the kind of the picture, in the names of files.
         stem = stem if taken[stem] == 1 else f"{stem}-{taken[stem]}"
-        values = Picture(f"{group.metric} of every method: {group.title}", folder / f"values-{stem}.svg")
-        curves = Picture(f"Training curves: {group.title}", folder / f"curves-{stem}.svg")
-        plots.draw_values(group, values.path)
-        pictures.append([values, curves] if plots.draw_curves(group, curves.path) else [values])
-    return pictures
+        drawn.append(list(_pictures(group, folder, stem)))
+    return drawn
 
 
 def _methods(pipeline: str) -> tuple[str, tuple[str, ...]]:
@@ -211,7 +214,7 @@ def _count_below(groups: Sequence[Group]) -> str:
     return f"{below} of {compared} rows beside the baseline {groups[0].baseline} are below it."
 
 
-def _section(group: Group, pictures: Sequence[Picture]) -> Iterator[Block]:
+def _section(group: Group, pictures: Sequence[Block]) -> Iterator[Block]:
     yield Heading(group.title, 2)
     yield Text(tables.introduction(group))
     yield tables.table(group)
@@ -221,6 +224,76 @@ def _section(group: Group, pictures: Sequence[Picture]) -> Iterator[Block]:
         yield Text("Whether the methods are in the paper's order:")
         yield Items(findings)
     yield from pictures
+
+
+def _pictures(group: Group, folder: Path, stem: str) -> Iterator[Block]:
+    values = Picture(f"{group.metric} of every method: {group.title}", folder / f"values-{stem}.svg")
+    plots.draw_values(group, values.path)
+    yield values
+    curves = Picture(f"Training curves: {group.title}", folder / f"curves-{stem}.svg")
+    if plots.draw_curves(group, curves.path):
+        yield Heading("Training curves", 3)
+        yield curves
+    episodes = Picture(f"Accuracy in test episodes: {group.title}", folder / f"episodes-{stem}.svg")
+    if detail_plots.draw_episodes(group, episodes.path):
+        yield Heading("Test episodes", 3)
+        yield Text("How many of the test episodes had which accuracy: the spread that the interval of the mean hides.")
+        yield episodes
+    yield from _confusions(group, folder / f"confusion-{stem}.svg")
+    yield from _spectra(group, folder / f"spectra-{stem}.svg")
+
+
+def _confusions(group: Group, path: Path) -> Iterator[Block]:
+    """A heat map, or the pairs that are mistaken most often where there are too many classes for one."""
+    known = [record for record in group.records if details.confusion_of(record) is not None]
+    if not known:
+        return
+    yield Heading("Confusion", 3)
+    many = max(len(found.classes) for record in known if (found := details.confusion_of(record)))
+    shown = [record for record in details.most_telling(group) if record in known] or known[:1]
+    of = "" if many <= detail_plots.FEW_CLASSES else f" of {' and '.join(record.method for record in shown)}"
+    extent = "in the test parts of all folds" if any(record.count > 1 for record in known) else "in the test"
+    if detail_plots.draw_confusions(group, path):
+        yield Text(
+            f"How often each class was taken for each {extent}{of}: a row for each class, a column for each that was "
+            "said. Numbers are counts, and the darker a cell, the larger its share of the row."
+        )
+        yield Picture(f"Confusion matrices: {group.title}", path)
+        return
+    pairs = details.mistaken(shown)
+    yield Text(
+        f"There are {many} classes. The pairs that were mistaken most often {extent}{of}, with the number of mistakes "
+        "and their share of the class:"
+        if pairs
+        else f"No class was taken for another {extent}{of}."
+    )
+    if pairs:
+        yield Table(("class", "taken for", *(record.method for record in shown)), pairs)
+
+
+def _spectra(group: Group, path: Path) -> Iterator[Block]:
+    found = {record.method: details.spectrum_of(record) for record in group.records}
+    known = {method: one for method, one in found.items() if one is not None}
+    if not detail_plots.draw_spectra(group, path):
+        return
+    samples = sorted({one.samples for one in known.values()})
+    counted = str(samples[0]) if len(samples) == 1 else f"{samples[0]} to {samples[-1]}"
+    yield Heading("Spectra", 3)
+    yield Text(
+        f"Eigenvalues of the pooled matrix, as shares of its trace and the largest first: means over {counted} test "
+        "samples that were looked at, of the moment before the normalization and of the matrix after it. A flat line "
+        "has all directions alike. Entry by entry a curve may leave negative eigenvalues, of which the magnitude is "
+        "taken. First-order methods have no matrix."
+    )
+    yield Picture(f"Spectra before and after the normalization: {group.title}", path)
+    counts = {record.method: record.count for record in group.records}
+    part = [
+        f"{method}: {one.folds} of {counts[method]} folds, those that chose {one.size} channels"
+        for method, one in known.items()
+        if one.folds < counts[method]
+    ]
+    if part:
+        yield Items(part)
 
 
 def _settings(records: Sequence[RunRecord]) -> Iterator[Block]:
@@ -274,7 +347,7 @@ def _where(chosen: Sequence[bool], records: Sequence[RunRecord]) -> str:
 
 
 def _origin(records: Sequence[RunRecord]) -> Iterator[Block]:
-    """Machines, versions and commands, each once."""
+    """Machines and versions, each once."""
     machines: dict[str, list[str]] = defaultdict(list)
     for record in records:
         machines[_machine(record.environment)].append(str(record.environment.get("time", ""))[:10])
@@ -285,12 +358,6 @@ def _origin(records: Sequence[RunRecord]) -> Iterator[Block]:
             for machine, dates in machines.items()
         ]
     )
-    commands = dict.fromkeys(
-        str(record.environment["command"]) for record in records if "command" in record.environment
-    )
-    if commands:
-        yield Text("Commands:")
-        yield Code("\n".join(commands))
 
 
 def _machine(environment: dict[str, Any]) -> str:

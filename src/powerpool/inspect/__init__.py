@@ -8,11 +8,12 @@ Example:
     True
 """
 
-from powerpool.inspect.gathering import FeatureSet, Gathering, inspect_features
+from powerpool.inspect.gathering import Gathering, inspect_features
 from powerpool.inspect.models import inspect_model
 from powerpool.inspect.result import Inspection, Side
 from powerpool.inspect.runs import Wanted, inspect_run
 from powerpool.inspect.suggestion import Suggestion, suggest
+from powerpool.pipelines.pooling import FeatureSet
 
 __all__ = [
     "FeatureSet",

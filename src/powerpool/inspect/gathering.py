@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,10 +11,11 @@ from powerpool import curves
 from powerpool.checks import ArgumentError, ShapeError, require_at_least, require_choice, require_features
 from powerpool.curves import Curve
 from powerpool.functional import MODES, Mode
-from powerpool.inspect.measures import SILENT, Repetition, correlations, gini, mean_correlation, shares
-from powerpool.inspect.normalization import Normalization
+from powerpool.inspect.measures import Repetition, correlations, gini, mean_correlation
 from powerpool.inspect.result import Inspection, Side
 from powerpool.inspect.suggestion import suggest
+from powerpool.pipelines.pooling import FeatureSet, Normalization
+from powerpool.pipelines.spectra import is_silent, shares
 from powerpool.precision import at_least_float32
 from powerpool.solvers import Solver
 
@@ -23,15 +23,6 @@ SAMPLES = 200
 """How many samples are looked at where nobody says."""
 FIRED = 5
 """In how many samples a feature has to fire for its burstiness to be told."""
-
-
-class FeatureSet(NamedTuple):
-    """The features of one picture or graph as they enter a pool, and the coordinates that it appends."""
-
-    features: Tensor  # shape: (C, N)
-    coordinates: Tensor | None = None  # shape: (2Z, N)
-    is_centred: bool = False
-    """Whether the part of the mean that beta removes is gone already."""
 
 
 def inspect_features(
@@ -119,7 +110,7 @@ class Gathering:
         prepared, own = FeatureSet(features, coordinates, one.is_centred), self.normalization
         moment = own.moment(*prepared)
         matrix = None if own.is_first_order else own.matrix(*prepared)
-        if _is_silent(features, moment) or (matrix is not None and not bool(matrix.any())):
+        if is_silent(features, moment) or (matrix is not None and not bool(matrix.any())):
             return
         self._repetition.add(features)
         self._before.add(moment)
@@ -191,12 +182,6 @@ class _Matrices:
         assert self._known is not None
         negative, inequality, correlation = torch.stack(self._numbers).unbind(1)
         return Side(torch.stack(self._spectra), negative, inequality, correlation, self._total / self._known)
-
-
-def _is_silent(features: Tensor, moment: Tensor) -> bool:
-    """Whether nothing but coordinates and round-off is in the moment: centred features may all be alike."""
-    energy = features.double().square().sum() / features.shape[1]
-    return bool(moment.diagonal()[: len(features)].sum() <= SILENT * energy)
 
 
 def _sets(features: Tensor | Sequence[Tensor]) -> Sequence[Tensor]:

@@ -1,7 +1,6 @@
 r"""What is measured of a spectrum, of a matrix and of features: formulas, each a function of tensors.
 
-A spectrum is compared by its shares :math:`p_i = |\lambda_i| / \sum_j |\lambda_j|`, which know no scale. Magnitudes are
-taken because a curve that acts entry by entry may leave a matrix indefinite; for all others they change nothing.
+A spectrum is compared by its shares, see :func:`powerpool.pipelines.spectra.shares`.
 """
 
 from __future__ import annotations
@@ -10,20 +9,7 @@ import torch
 from torch import Tensor
 
 from powerpool.checks import require_square
-
-SILENT = 1e-12
-"""A diagonal entry below this part of the largest one is taken for 0: a feature that says nothing of the sample."""
-
-
-def shares(values: Tensor) -> Tensor:  # shape: (*, C) -> (*, C)
-    r"""Magnitudes as parts of their sum, the largest first: :math:`p_i = |\lambda_i| / \sum_j |\lambda_j|`.
-
-    Example:
-        >>> shares(torch.tensor([1.0, -1.0, 6.0]))
-        tensor([0.7500, 0.1250, 0.1250])
-    """
-    magnitudes = values.abs().sort(-1, descending=True).values
-    return magnitudes / magnitudes.sum(-1, keepdim=True)
+from powerpool.pipelines.spectra import SILENT
 
 
 def effective_rank(share: Tensor) -> Tensor:  # shape: (*, C) -> (*,)

@@ -18,15 +18,14 @@ from powerpool import curves
 from powerpool.checks import ArgumentError, ShapeError, require_choice
 from powerpool.curves import Curve
 from powerpool.functional import MODES, Mode
-from powerpool.inspect.gathering import SAMPLES, FeatureSet, Gathering
-from powerpool.inspect.normalization import Normalization
+from powerpool.inspect.gathering import SAMPLES, Gathering
 from powerpool.inspect.result import Inspection
 from powerpool.moments import center
 from powerpool.nn import FirstOrderPool2d, RelationDescriptor, SecondOrderFactor2d, SecondOrderPool2d
+from powerpool.pipelines.pooling import FeatureSet, Normalization, normalization_of, split_rows
 
 POOLS: tuple[type[nn.Module], ...] = (SecondOrderPool2d, SecondOrderFactor2d, RelationDescriptor, FirstOrderPool2d)
 """Those that are found by themselves, beside the aggregations for PyTorch Geometric."""
-TERMS = ("curve", "mode", "beta", "solver", "eps", "trace_power", "slope")
 
 Call = Callable[[nn.Module, Any], Any]
 """Gives a batch to a model."""
@@ -143,22 +142,6 @@ def sets_of(module: nn.Module, arguments: tuple[Any, ...], options: Mapping[str,
         yield from _plain_sets(module, arguments, options)
 
 
-def split_rows(x: Tensor, index: Tensor | None, ptr: Tensor | None = None) -> list[Tensor]:
-    """The rows of every graph, in the order of the graphs; those without rows are left out.
-
-    Example:
-        >>> [rows.flatten().tolist() for rows in split_rows(torch.arange(3.0)[:, None], torch.tensor([0, 1, 0]))]
-        [[0.0, 2.0], [1.0]]
-    """
-    if index is None:
-        sizes = torch.tensor([len(x)]) if ptr is None else ptr.diff()
-        ordered = x
-    else:
-        sizes = index.bincount()
-        ordered = x[index.argsort(stable=True)]
-    return [rows for rows in ordered.split(sizes.tolist()) if len(rows)]
-
-
 def _relation_sets(
     module: RelationDescriptor, arguments: tuple[Any, ...], options: Mapping[str, Any]
 ) -> Iterator[FeatureSet]:
@@ -196,10 +179,8 @@ def _normalization(name: str, module: nn.Module) -> Normalization:
         return Normalization(
             name, getattr(module, "curve", None) if isinstance(module, _kinds()) else None, is_first_order=True
         )
-    terms = {term: getattr(module, term) for term in TERMS if hasattr(module, term)}
-    if isinstance(module, SecondOrderFactor2d):
-        terms["solver"] = "gram"
-    return Normalization(name, **terms)
+    found = normalization_of(name, module)
+    return replace(found, solver="gram") if isinstance(module, SecondOrderFactor2d) else found
 
 
 def _aggregations() -> tuple[type[nn.Module], ...]:

@@ -15,9 +15,9 @@ from powerpool.curves import FAHDP, HDP, Curve
 from powerpool.experiments.document import Block, Heading, Items, Picture, Table, Text, markdown
 from powerpool.functional import Mode
 from powerpool.inspect.measures import effective_rank, leading_share, participation_ratio
-from powerpool.inspect.normalization import Normalization
 from powerpool.inspect.pictures import draw_pictures
 from powerpool.inspect.suggestion import CURVES, Suggestion
+from powerpool.pipelines.pooling import Normalization
 from powerpool.records import write_json, write_text
 
 COUNTS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)

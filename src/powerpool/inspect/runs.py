@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -13,11 +13,10 @@ from torch import Tensor
 from powerpool.checkpoints import load_state
 from powerpool.checks import ArgumentError
 from powerpool.configs import read_recipe
-from powerpool.inspect.gathering import SAMPLES, FeatureSet, Gathering
-from powerpool.inspect.models import TERMS, split_rows
-from powerpool.inspect.normalization import Normalization
+from powerpool.inspect.gathering import SAMPLES, Gathering
 from powerpool.inspect.result import Inspection
 from powerpool.pipelines.folders import CONFIG, DATA, MODEL, is_of
+from powerpool.pipelines.pooling import FeatureSet, Normalization
 from powerpool.records import RecordError, read_json
 
 Config = TypeVar("Config")
@@ -108,7 +107,6 @@ def open_run(wanted: Wanted) -> Source:
 def _open_graph(wanted: Wanted) -> Source:
     from powerpool.pipelines.graph.commands import RunConfig
     from powerpool.pipelines.graph.evaluation import make_fold
-    from powerpool.pipelines.graph.methods import METHODS
     from powerpool.pipelines.graph.runs import load_run
     from powerpool.pipelines.graph.training import batches
 
@@ -122,17 +120,13 @@ def _open_graph(wanted: Wanted) -> Source:
         graphs = model.read(config.data, wanted.data_root or config.data_root, download=wanted.download)
         chosen = getattr(make_fold(config, graphs, config.fold), wanted.split)
         name, notes = f"the {wanted.split} graphs of {graphs.name}", _changed(wanted, graphs.digest, graphs.name)
-    method, network = METHODS[model.config.method], model.network.eval()
-    if method.first_order is None:
-        normalization = normalization_of(model.config.method, network.readout)
-    else:
-        normalization = Normalization(model.config.method, is_first_order=True)
+    network = model.network.eval()
 
     def sets() -> Iterator[FeatureSet]:
         for batch in batches(graphs, drawn(chosen, wanted), BATCH):
-            yield from (FeatureSet(rows.T) for rows in split_rows(network.nodes(batch), batch.batch))
+            yield from network.feature_sets(batch)
 
-    return Source(normalization, sets(), name, notes)
+    return Source(network.normalization, sets(), name, notes)
 
 
 # ---- pictures --------------------------------------------------------------------------------------------------------
@@ -144,29 +138,7 @@ def _open_vision(wanted: Wanted) -> Source:
     model = load_run(wanted.run, download=wanted.download)
     pool = model.network.pool
     maps, name, notes = _stored_maps(wanted, model) or _computed_maps(wanted, model)
-    method = pool.method
-    normalization = Normalization(
-        pool.config.method,
-        pool.curve,
-        method.mode,
-        pool.config.beta if method.order == "second" else 0.0,
-        pool.solver,
-        is_first_order=method.order != "second",
-    )
-    return Source(normalization, (picture_set(pool, one) for one in maps), name, notes)
-
-
-def picture_set(pool: Any, maps: Tensor) -> FeatureSet:  # shape: (K, C, h, w)
-    """The set that a ``SetPool`` makes of the maps of all crops of a picture, before it takes the moment."""
-    from powerpool.pipelines.vision.model import SMALLEST
-
-    crops, _, height, width = maps.shape
-    if pool.method.order == "head":
-        return FeatureSet(maps.float().transpose(0, 1).flatten(1))
-    features = pool.reduction(maps.float()).transpose(0, 1).flatten(1)  # (C, K h w)
-    if pool.config.unit_scale:
-        features = features / features.square().sum(0).mean().clamp_min(SMALLEST**2).sqrt()
-    return FeatureSet(features, pool._coordinates(features, crops, height, width))
+    return Source(pool.normalization, (pool.feature_set(one) for one in maps), name, notes)
 
 
 def _stored_maps(wanted: Wanted, model: Any) -> tuple[Iterator[Tensor], str, tuple[str, ...]] | None:
@@ -230,6 +202,7 @@ def _open_fewshot(wanted: Wanted) -> Source:
     from powerpool.data.banks import read_bank
     from powerpool.pipelines.fewshot.config import FewShotConfig
     from powerpool.pipelines.fewshot.evaluation import read_set
+    from powerpool.pipelines.fewshot.model import feature_sets, normalization
     from powerpool.pipelines.fewshot.runs import load_run
 
     model = load_run(wanted.run)
@@ -250,21 +223,14 @@ def _open_fewshot(wanted: Wanted) -> Source:
             raise ArgumentError(f"{data.name} has no {wanted.split} classes: choose one of {', '.join(data.splits)}.")
         bank, name = data[wanted.split], f"pictures of the {wanted.split} classes of {data.name}"
         notes = _changed(wanted, data.digest, data.name)
-    network: Any = model.network.eval()
-    method = model.network.method
-    if method.is_second_order:
-        normalization = normalization_of(model.network.config.method, network.descriptor)
-    else:
-        normalization = Normalization(model.network.config.method, is_first_order=True)
+    network = model.network.eval()
     chosen = drawn(torch.arange(len(bank)), wanted)
 
     def sets() -> Iterator[FeatureSet]:
         for part in chosen.split(BATCH):
-            maps = network.encode(bank.batch(part))
-            grid = network.grid(maps) if method.is_second_order else None
-            yield from (FeatureSet(one, grid) for one in maps.flatten(2))
+            yield from feature_sets(network, network.encode(bank.batch(part)))
 
-    return Source(normalization, sets(), name, notes)
+    return Source(normalization(network), sets(), name, notes)
 
 
 # ---- all of them -----------------------------------------------------------------------------------------------------
@@ -274,12 +240,6 @@ def drawn(rows: Tensor, wanted: Wanted) -> Tensor:
     """As many of the rows as are wanted, drawn without replacement; the same for the same seed."""
     order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(wanted.seed))
     return rows[order[: wanted.samples]]
-
-
-def normalization_of(name: str, pool: Any) -> Normalization:
-    """What a module of second order does, from its own settings."""
-    known = {entry.name for entry in fields(Normalization)}
-    return Normalization(name, **{term: getattr(pool, term) for term in TERMS if term in known and hasattr(pool, term)})
 
 
 def _settings(wanted: Wanted, config_type: type[Config]) -> Config:

@@ -68,6 +68,10 @@ def test_test_graphs_change_neither_a_choice_nor_a_weight(graphs, fold, trials):
     assert tested[0] != tested[1]  # the poison works where it may
 
 
+MEASURED = {"value", "test_loss", "confusion", "spectrum", "seconds"}
+"""What a fold says of the test graphs."""
+
+
 @pytest.mark.usefixtures("fixed")
 def test_only_the_value_of_a_recorded_fold_depends_on_the_test_graphs(graphs, fold, monkeypatch):
     config, results = small_config(grid=GridConfig(hidden=[4, 8]), training={"epochs": 3}), []
@@ -76,7 +80,7 @@ def test_only_the_value_of_a_recorded_fold_depends_on_the_test_graphs(graphs, fo
         chosen = evaluation.validation_only(config, NUMBER)
         results.append((chosen, evaluation.retrain(config, NUMBER, chosen)))
     for one, two in zip(*results, strict=True):
-        assert {name for name in one if one[name] != two[name]} <= {"value", "test_loss", "seconds"}
+        assert {name for name in one if one[name] != two[name]} <= MEASURED
         assert one["test_loss"] != two["test_loss"]
 
 

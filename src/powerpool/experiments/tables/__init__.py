@@ -4,7 +4,7 @@ There are three kinds of records, each in a module of its own: values of folds, 
 queries of test episodes. What they have in common is in :mod:`base`.
 """
 
-from powerpool.experiments.tables.answers import right_by_episode, right_pictures
+from powerpool.experiments.tables.answers import accuracies, right_by_episode, right_pictures, where
 from powerpool.experiments.tables.base import Comparison, Group, Kind, Row, chosen
 from powerpool.experiments.tables.findings import order_findings
 from powerpool.experiments.tables.formats import MISSING, signed
@@ -18,6 +18,7 @@ __all__ = [
     "Group",
     "Kind",
     "Row",
+    "accuracies",
     "chosen",
     "group",
     "introduction",
@@ -27,4 +28,5 @@ __all__ = [
     "right_pictures",
     "signed",
     "table",
+    "where",
 ]

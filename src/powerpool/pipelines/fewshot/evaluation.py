@@ -14,7 +14,7 @@ from powerpool.data import FewShotSet, PictureBank, load_fewshot
 from powerpool.pipelines.devices import require_device
 from powerpool.pipelines.fewshot.config import EpisodeConfig, FewShotConfig
 from powerpool.pipelines.fewshot.runs import Pictures, TrainedModel, pretrained_weights
-from powerpool.pipelines.fewshot.training import Training, ask, draw_episodes
+from powerpool.pipelines.fewshot.training import Training, ask, draw_episodes, episode_spectrum
 from powerpool.pipelines.folders import MODEL
 from powerpool.pipelines.interrupts import stopping_after
 from powerpool.records import RecordError
@@ -141,19 +141,22 @@ def assess(
     device: str = "cpu",
     watch: Callable[[int], None] = lambda done: None,
 ) -> dict[str, Any]:
-    """Accuracy over test episodes, and the right queries of each of them."""
+    """Accuracy over test episodes, the right queries of each of them, and the spectra of some queries."""
     start = time.perf_counter()
     drawn = draw_episodes(bank, episodes)
     asked = [drawn[number] for number in range(episodes.count)]
     network = model.network.to(require_device(device))
     found = ask(network, bank, asked, device, transductive=episodes.transductive, watch=watch)
+    seconds = time.perf_counter() - start
+    spectrum = episode_spectrum(network, bank, asked, device, transductive=episodes.transductive)
     return {
         "value": found.accuracy,
         "right_by_episode": " ".join(map(str, found.right)),
         "queries": found.queries,
         "count": len(found.right),
         "test_loss": found.loss,
-        "test_seconds": time.perf_counter() - start,
+        "test_seconds": seconds,
+        **({"spectrum": spectrum} if spectrum else {}),
     }
 
 

@@ -14,6 +14,7 @@ from powerpool.nn.relation import RelationDescriptor
 from powerpool.pipelines.fewshot.config import ModelConfig
 from powerpool.pipelines.fewshot.methods import METHODS
 from powerpool.pipelines.fewshot.pairs import PairBlock, initialized
+from powerpool.pipelines.pooling import FeatureSet, Normalization, normalization_of
 from powerpool.precision import at_least_float32
 from powerpool.vectorize import to_vector
 
@@ -267,6 +268,20 @@ def make_descriptor(config: ModelConfig) -> RelationDescriptor:
     return RelationDescriptor(
         method.make_curve(config), method.mode, method.variant, beta=config.beta, solver=method.make_solver(config)
     )
+
+
+def feature_sets(network: EpisodeNetwork, maps: Tensor) -> list[FeatureSet]:  # shape: (B, K, h, w)
+    """What the matrix of each encoded picture is made of; the maps themselves where a network has no matrices."""
+    grid = network.grid(maps) if isinstance(network, SoSN | NearestMean) else None
+    return [FeatureSet(one, grid) for one in maps.flatten(2)]
+
+
+def normalization(network: EpisodeNetwork) -> Normalization:
+    """What is done to it."""
+    name = network.config.method
+    if isinstance(network, SoSN | NearestMean):
+        return normalization_of(name, network.descriptor)
+    return Normalization(name, is_first_order=True)
 
 
 def make_network(config: ModelConfig, channels: int, size: int) -> EpisodeNetwork:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import islice
 from typing import Any
 
 import torch
@@ -18,7 +19,9 @@ from powerpool.data.episodes import EpisodeError
 from powerpool.pipelines.batch_norm import settling, statistics_of_batches
 from powerpool.pipelines.devices import require_device
 from powerpool.pipelines.fewshot.config import EpisodeConfig, FewShotConfig
-from powerpool.pipelines.fewshot.model import EpisodeNetwork, make_network
+from powerpool.pipelines.fewshot.model import EpisodeNetwork, feature_sets, make_network, normalization
+from powerpool.pipelines.pooling import FeatureSet
+from powerpool.pipelines.spectra import mean_spectrum, spread_out
 
 VALIDATION_SEED, TEST_SEED = 1, 0
 """Of episodes that are the same for every method and every seed of training."""
@@ -264,10 +267,17 @@ def answer(
     network: EpisodeNetwork, bank: PictureBank, episode: Episode, device: str = "cpu"
 ) -> tuple[Tensor, Tensor]:  # shape: (L Q, L), (L Q,)
     """The scores of all queries of an episode, and their places among its classes."""
+    targets = torch.arange(episode.way, device=device).repeat_interleave(episode.queries)
+    return network(*pictures(bank, episode, device)), targets
+
+
+def pictures(
+    bank: PictureBank, episode: Episode, device: str = "cpu"
+) -> tuple[Tensor, Tensor]:  # shape: (L, J, C, H, W), (L Q, C, H, W)
+    """Support and queries of an episode."""
     turns = episode.turns[:, None] if bool(episode.turns.any()) else None
     support, query = (bank.batch(rows, turns).to(device) for rows in (episode.support, episode.query))
-    targets = torch.arange(episode.way, device=device).repeat_interleave(episode.queries)
-    return network(support, query.flatten(0, 1)), targets
+    return support, query.flatten(0, 1)
 
 
 @torch.no_grad()
@@ -299,3 +309,29 @@ def ask(
             losses.append(float(network.loss(scores, targets)))
             watch(number)
     return Answers(right, episodes[0].way * episodes[0].queries, math.fsum(losses) / len(losses))
+
+
+@torch.no_grad()
+def episode_spectrum(
+    network: EpisodeNetwork,
+    bank: PictureBank,
+    episodes: Sequence[Episode],
+    device: str = "cpu",
+    *,
+    transductive: bool = False,
+) -> dict[str, Any] | None:
+    """Of the queries of the first episodes, see :func:`powerpool.pipelines.spectra.mean_spectrum`.
+
+    They are encoded as in :func:`ask`: in a transductive test the statistics are those of the episode.
+    """
+    own, wanted = normalization(network), len(spread_out(len(episodes) * episodes[0].way * episodes[0].queries))
+
+    def sets() -> Iterator[FeatureSet]:
+        for episode in episodes:
+            support, query = pictures(bank, episode, device)
+            maps = network.encode(torch.cat([support.flatten(0, 1), query]))
+            yield from feature_sets(network, maps[-len(query) :])
+
+    network.eval()
+    with statistics_of_batches(network) if transductive else contextlib.nullcontext():
+        return mean_spectrum(own, islice(sets(), wanted))

@@ -13,6 +13,7 @@ from powerpool.configs import read_recipe
 from powerpool.console import Bars, cell, console, emit, note, say
 from powerpool.data import GraphSet
 from powerpool.locks import locked
+from powerpool.pipelines.confusion import confusion_matrix
 from powerpool.pipelines.folders import (
     CONFIG,
     EVALUATION,
@@ -250,8 +251,7 @@ def evaluation_figures(model: TrainedModel, graphs: GraphSet, chosen: Tensor) ->
     """Accuracy in percent, mean cross-entropy, accuracy by class, and how often each class was said for each."""
     scores, targets = model.logits(graphs, chosen), graphs.targets[chosen]
     count = len(model.classes)
-    said = scores.argmax(-1)
-    confusion = (targets * count + said).bincount(minlength=count * count).view(count, count)
+    confusion = confusion_matrix(scores.argmax(-1), targets, count)
     sizes, right = confusion.sum(1).tolist(), confusion.diagonal().tolist()
     return {
         "accuracy": 100 * sum(right) / len(chosen),

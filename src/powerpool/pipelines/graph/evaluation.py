@@ -16,14 +16,17 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from powerpool.checkpoints import load_state, save_state
 from powerpool.checks import ArgumentError, NotFiniteError
 from powerpool.data import Fold, GraphSet, load_graphs, stratified_folds
+from powerpool.pipelines.confusion import as_entry, confusion_matrix
 from powerpool.pipelines.graph.config import GraphConfig, ModelConfig, grid_names
 from powerpool.pipelines.graph.model import GraphClassifier
-from powerpool.pipelines.graph.training import Curves, Score, Training, batches, score
+from powerpool.pipelines.graph.training import Curves, Score, Training, batches, logits, score_of
+from powerpool.pipelines.spectra import mean_spectrum, spread_out
 from powerpool.records import RecordError
 
 METRIC = "accuracy in %"
@@ -33,6 +36,15 @@ CHECKPOINT_SECONDS = 5.0
 """How much work a killed training may lose."""
 
 Watcher = Callable[[Training], None]
+
+
+@dataclass(frozen=True)
+class Tested(Score):
+    """How well a finished model does on the test graphs of a fold, and what else a record says of it."""
+
+    details: dict[str, Any]
+    """``confusion``, see :func:`powerpool.pipelines.confusion.as_entry`, and, where the readout is of second order,
+    ``spectrum``, see :func:`powerpool.pipelines.spectra.mean_spectrum`."""
 
 
 @dataclass(frozen=True)
@@ -133,10 +145,19 @@ def restore(config: GraphConfig, graphs: GraphSet, trial: Trial) -> GraphClassif
     return model.to(config.training.device)
 
 
-def test_score(config: GraphConfig, graphs: GraphSet, number: int, model: GraphClassifier) -> Score:
-    """Loss and accuracy of a finished model on the test graphs of a fold."""
-    fold = make_fold(config, graphs, number)
-    return score(model, batches(graphs.to(config.training.device), fold.test, config.training.batch_size))
+@torch.no_grad()
+def test_score(config: GraphConfig, graphs: GraphSet, number: int, model: GraphClassifier) -> Tested:
+    """Loss, accuracy, confusions and spectra of a finished model on the test graphs of a fold."""
+    chosen, size = make_fold(config, graphs, number).test, config.training.batch_size
+    own = graphs.to(config.training.device)
+    parts = batches(own, chosen, size)
+    scores, targets = logits(model, parts), torch.cat([part.y for part in parts])
+    found = score_of(scores, targets)
+    confusion = confusion_matrix(scores.argmax(-1), targets, len(graphs.classes))
+    looked_at = batches(own, chosen[spread_out(len(chosen))], size)
+    spectrum = mean_spectrum(model.normalization, (one for part in looked_at for one in model.feature_sets(part)))
+    details = {"confusion": as_entry(confusion, graphs.classes), **({"spectrum": spectrum} if spectrum else {})}
+    return Tested(found.loss, found.accuracy, details)
 
 
 # ---- a fold of a table -----------------------------------------------------------------------------------------------
@@ -159,7 +180,7 @@ def retrain(config: GraphConfig, number: int, earlier: dict[str, Any]) -> dict[s
     return retrained_result(earlier, training, tested)
 
 
-def chosen_result(number: int, trials: list[Trial], tested: Score) -> dict[str, Any]:
+def chosen_result(number: int, trials: list[Trial], tested: Tested) -> dict[str, Any]:
     """What is recorded of a fold after ``validation-only``; the best trial is the first."""
     best = trials[0]
     return {
@@ -173,10 +194,11 @@ def chosen_result(number: int, trials: list[Trial], tested: Score) -> dict[str, 
         "seconds": sum(trial.seconds for trial in trials),
         "trials": [trial.summary() for trial in trials],
         "curves": _rounded(best.curves),
+        **tested.details,
     }
 
 
-def retrained_result(earlier: dict[str, Any], training: Training, tested: Score) -> dict[str, Any]:
+def retrained_result(earlier: dict[str, Any], training: Training, tested: Tested) -> dict[str, Any]:
     """What is recorded of a fold after ``retrain``; its seconds have those of the choice in them."""
     return {
         **{name: earlier[name] for name in ("fold", "chosen", "epoch", "validation_loss", "validation_accuracy")},
@@ -184,6 +206,7 @@ def retrained_result(earlier: dict[str, Any], training: Training, tested: Score)
         "test_loss": tested.loss,
         "seconds": earlier["seconds"] + training.seconds,
         "curves": _rounded(training.curves),
+        **tested.details,
     }
 
 

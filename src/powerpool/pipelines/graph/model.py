@@ -12,6 +12,7 @@ from powerpool.data import GraphBatch
 from powerpool.pipelines.batch_norm import settling
 from powerpool.pipelines.graph.config import ModelConfig
 from powerpool.pipelines.graph.methods import METHODS
+from powerpool.pipelines.pooling import FeatureSet, Normalization, normalization_of, split_rows
 
 if TYPE_CHECKING:
     from torch_geometric.nn.aggr import Aggregation
@@ -45,6 +46,7 @@ class GraphClassifier(nn.Module):
 
         super().__init__()
         hidden = config.hidden
+        self.method = config.method
         self.neighbours = config.neighbours
         self.rectified = METHODS[config.method].rectified
         self.convolutions = nn.ModuleList(
@@ -77,6 +79,17 @@ class GraphClassifier(nn.Module):
         for convolution in self.convolutions:
             x = convolution(x, edges)
         return x.relu() if self.rectified else x
+
+    def feature_sets(self, batch: GraphBatch) -> list[FeatureSet]:
+        """What the readout pools of each graph that has nodes."""
+        return [FeatureSet(rows.T) for rows in split_rows(self.nodes(batch), batch.batch)]
+
+    @property
+    def normalization(self) -> Normalization:
+        """What the readout does to it."""
+        if METHODS[self.method].first_order is not None:
+            return Normalization(self.method, is_first_order=True)
+        return normalization_of(self.method, self.readout)
 
 
 @torch.no_grad()

@@ -199,7 +199,11 @@ def logits(model: nn.Module, parts: list[GraphBatch]) -> Tensor:  # shape: (grap
 
 def score(model: nn.Module, parts: list[GraphBatch]) -> Score:
     """Mean cross-entropy and accuracy."""
-    scores, targets = logits(model, parts), torch.cat([part.y for part in parts])
+    return score_of(logits(model, parts), torch.cat([part.y for part in parts]))
+
+
+def score_of(scores: Tensor, targets: Tensor) -> Score:  # shape: (graphs, classes), (graphs,)
+    """The same, of logits."""
     correct = int((scores.argmax(-1) == targets).sum())
     return Score(float(nn.functional.cross_entropy(scores, targets)), 100 * correct / len(targets))
 

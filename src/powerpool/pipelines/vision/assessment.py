@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from powerpool.checks import ArgumentError, DomainError, ShapeError, require_finite
 from powerpool.console import cell
+from powerpool.pipelines.confusion import confusion_matrix
 from powerpool.plotting import plain
 from powerpool.records import atomic
 
@@ -57,7 +58,7 @@ def assess(logits: Tensor, targets: Tensor, classes: Sequence[str]) -> dict[str,
     """
     _require_answers(logits, targets, classes)
     size = len(classes)
-    confusion = (targets * size + logits.argmax(-1)).bincount(minlength=size * size).view(size, size)
+    confusion = confusion_matrix(logits.argmax(-1), targets, size)
     among = logits.topk(min(5, size), dim=-1).indices
     counts, right = confusion.sum(1).tolist(), confusion.diagonal().tolist()
     return {

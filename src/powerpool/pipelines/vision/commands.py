@@ -38,6 +38,7 @@ from powerpool.pipelines.vision.evaluation import (
     PROTOCOLS,
     read_images,
     test,
+    test_details,
     train_again,
     validate,
 )
@@ -218,6 +219,7 @@ def _train_end_to_end(
     model = TrainedModel(found.model, images.classes, config.crops, is_trained=True)
     with working("testing"):
         scores = model.logits(splits["test"], workers)
+        spectrum = model.spectrum(splits["test"])
     result = {
         "fold": 0,
         **summary(scores, splits["test"].targets),
@@ -227,6 +229,7 @@ def _train_end_to_end(
         **({} if found.validation is None else {"validation": found.validation}),
         "curves": found.curves,
         "seconds": found.seconds,
+        **test_details(scores, splits["test"].targets, images.classes, spectrum),
     }
     return model, result
 

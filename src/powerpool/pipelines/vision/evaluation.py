@@ -18,6 +18,8 @@ from torch import Tensor
 from powerpool.checks import ArgumentError
 from powerpool.data import ImageSet, Splits, load_images, readable
 from powerpool.integrations.backbones import load_backbone
+from powerpool.pipelines.confusion import as_entry, confusion_matrix
+from powerpool.pipelines.spectra import mean_spectrum, spread_out
 from powerpool.pipelines.vision.config import Head, PoolConfig, VisionConfig, chosen_values
 from powerpool.pipelines.vision.extraction import SPLITS, Features
 from powerpool.pipelines.vision.frozen import POOL_BATCH, Fit, Span, descriptors, fit, score, summary, temperature
@@ -159,10 +161,29 @@ def test(
     start, targets = time.perf_counter(), features.labels("test")
     scores = stored_logits(trained, features.maps("test"))
     seconds = time.perf_counter() - start
+    pools = {one.pool: stored_spectrum(one.pool, features.maps("test")) for one in trained}
     return [
-        _test_result(one, own, logits, targets, seconds)
+        {
+            **_test_result(one, own, logits, targets, seconds),
+            **test_details(logits, targets, features.classes, pools[one.pool]),
+        }
         for one, own, logits in zip(trained, points, scores, strict=True)
     ]
+
+
+def test_details(
+    scores: Tensor, targets: Tensor, classes: Sequence[str], spectrum: dict[str, Any] | None
+) -> dict[str, Any]:
+    """What a record says of a test beside its figures: which classes were taken for which, and spectra of the pool."""
+    confusion = confusion_matrix(scores.argmax(-1), targets, len(classes))
+    return {"confusion": as_entry(confusion, classes), **({"spectrum": spectrum} if spectrum else {})}
+
+
+def stored_spectrum(pool: SetPool, maps: Tensor) -> dict[str, Any] | None:  # shape: (n, K, C, h, w)
+    """Of a part of stored maps, see :func:`powerpool.pipelines.spectra.mean_spectrum`."""
+    chosen = spread_out(len(maps)).tolist()
+    with torch.inference_mode():
+        return mean_spectrum(pool.normalization, (pool.feature_set(maps[row]) for row in chosen))
 
 
 def _test_result(

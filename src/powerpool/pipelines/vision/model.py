@@ -9,6 +9,7 @@ from powerpool.checks import ShapeError
 from powerpool.coordinates import spatial_coordinates
 from powerpool.functional import first_order_pool, second_order_pool
 from powerpool.integrations.backbones import Backbone
+from powerpool.pipelines.pooling import FeatureSet, Normalization
 from powerpool.pipelines.vision.config import PoolConfig
 from powerpool.pipelines.vision.methods import METHODS
 from powerpool.precision import at_least_float32
@@ -75,13 +76,7 @@ class SetPool(nn.Module):
         if self.head is not None:
             own: Tensor = self.head(maps.flatten(0, 1))
             return own.unflatten(0, (batch, crops)).mean(1)
-        reduced: Tensor = self.reduction(maps.flatten(0, 1)).unflatten(0, (batch, crops))
-        # In float32 also where the network runs in half precision: small entries of the matrix decide.
-        features = at_least_float32(reduced).transpose(1, 2).flatten(2)  # (B, C, K h w)
-        if self.config.unit_scale:
-            # The bound is under the root, whose slope at 0 is infinite: a picture without features has a gradient of 0.
-            scale = features.square().sum(1).mean(-1).clamp_min(SMALLEST**2).sqrt()
-            features = features / scale[:, None, None]
+        features = self._features(maps)
         if self.method.order == "first":
             return first_order_pool(features, self.curve)
         matrix = second_order_pool(
@@ -94,6 +89,17 @@ class SetPool(nn.Module):
         )
         return to_vector(matrix)
 
+    def _features(self, maps: Tensor) -> Tensor:  # shape: (B, K, C, h, w) -> (B, C, K h w)
+        """What is pooled, but for the coordinates."""
+        reduced: Tensor = self.reduction(maps.flatten(0, 1)).unflatten(0, maps.shape[:2])
+        # In float32 also where the network runs in half precision: small entries of the matrix decide.
+        features = at_least_float32(reduced).transpose(1, 2).flatten(2)  # (B, C, K h w)
+        if self.config.unit_scale:
+            # The bound is under the root, whose slope at 0 is infinite: a picture without features has a gradient of 0.
+            scale = features.square().sum(1).mean(-1).clamp_min(SMALLEST**2).sqrt()
+            features = features / scale[:, None, None]
+        return features
+
     def _coordinates(self, features: Tensor, crops: int, height: int, width: int) -> Tensor | None:
         if not self.method.coordinates:
             return None
@@ -102,6 +108,21 @@ class SetPool(nn.Module):
             height, width, config.pivots, config.sigma, config.alpha, dtype=torch.float32, device=features.device
         )
         return grid.repeat(1, crops)  # locations run through the crops one after the other, as the features do
+
+    def feature_set(self, maps: Tensor) -> FeatureSet:  # shape: (K, C, h, w)
+        """What is pooled of one picture; of the network's own layers, the maps that go into them."""
+        crops, _, height, width = maps.shape
+        if self.method.order == "head":
+            return FeatureSet(maps.float().transpose(0, 1).flatten(1))
+        features = self._features(maps.float()[None])[0]
+        return FeatureSet(features, self._coordinates(features, crops, height, width))
+
+    @property
+    def normalization(self) -> Normalization:
+        """What is done to it."""
+        if self.method.order != "second":
+            return Normalization(self.config.method, self.curve, self.method.mode, is_first_order=True)
+        return Normalization(self.config.method, self.curve, self.method.mode, self.config.beta, self.solver)
 
 
 class ImageClassifier(nn.Module):

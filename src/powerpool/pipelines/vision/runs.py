@@ -6,9 +6,10 @@ all that is needed to read other pictures as those that it was trained on, ``rec
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,6 +19,7 @@ from powerpool.checks import PowerPoolError
 from powerpool.data import Crops, ImageDataset, ImageSplit
 from powerpool.integrations.backbones import Backbone, fold_batch_norm, load_backbone
 from powerpool.pipelines.folders import MODEL, missing_model
+from powerpool.pipelines.spectra import mean_spectrum, spread_out
 from powerpool.pipelines.vision.config import PoolConfig
 from powerpool.pipelines.vision.extraction import Frozen, choose_device, stream_maps
 from powerpool.pipelines.vision.model import ImageClassifier
@@ -61,15 +63,27 @@ class TrainedModel:
     ) -> Tensor:  # shape: (n, classes)
         """Of pictures in their order; workers as for :func:`powerpool.pipelines.vision.extraction.extract`."""
         network, parts = self.network.eval().cpu(), []
-        example = torch.rand(1, 3, self.crops.size, self.crops.size)
-        frozen = Frozen(fold_batch_norm(self.backbone, example), choose_device(accelerator))
-        # Few pictures are not worth the time that processes take to start.
-        count = 0 if len(pictures) < FEW else workers
+        seen = self._maps(pictures, workers, accelerator)
         with torch.inference_mode():
-            for maps in stream_maps(ImageDataset(pictures, self.crops), frozen, count):
+            for maps in seen:
                 parts.append(network.classify(network.pool(maps)))
                 watch(sum(map(len, parts)))
         return torch.cat(parts)
+
+    def spectrum(self, pictures: ImageSplit, accelerator: str = "auto") -> dict[str, Any] | None:
+        """Of a part of the pictures, see :func:`powerpool.pipelines.spectra.mean_spectrum`."""
+        pool = self.network.eval().cpu().pool
+        with torch.random.fork_rng(devices=[]):  # afterwards the stream of random numbers is as it was
+            seen = self._maps(pictures.select(spread_out(len(pictures)).tolist()), 0, accelerator)
+            with torch.inference_mode():
+                return mean_spectrum(pool.normalization, (pool.feature_set(maps) for part in seen for maps in part))
+
+    def _maps(self, pictures: ImageSplit, workers: int | None, accelerator: str) -> Iterator[Tensor]:
+        """What the pool sees, in parts."""
+        example = torch.rand(1, 3, self.crops.size, self.crops.size)
+        frozen = Frozen(fold_batch_norm(self.backbone, example), choose_device(accelerator))
+        # Few pictures are not worth the time that processes take to start.
+        return stream_maps(ImageDataset(pictures, self.crops), frozen, 0 if len(pictures) < FEW else workers)
 
     def save(self, path: str | Path) -> None:
         """Write the model atomically. A backbone that was not trained is written as its name and digest."""

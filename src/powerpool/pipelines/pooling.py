@@ -1,8 +1,12 @@
-"""What a pool does to a set of features, as a value: the moment before its curve, and the matrix after it."""
+"""What a pool is given and what it does to it, as values: features, the moment before its curve, the matrix after.
+
+Tests of the pipelines and the inspection of trained models look at pools through it.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,6 +16,15 @@ from powerpool.functional import Mode, second_order_pool
 from powerpool.products import self_product
 from powerpool.sets import prepare
 from powerpool.solvers import Solver
+
+
+class FeatureSet(NamedTuple):
+    """The features of one picture or graph as they enter a pool, and the coordinates that it appends."""
+
+    features: Tensor  # shape: (C, N)
+    coordinates: Tensor | None = None  # shape: (2Z, N)
+    is_centred: bool = False
+    """Whether the part of the mean that beta removes is gone already."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,3 +105,25 @@ class Normalization:
         if isinstance(value, Tensor):
             return float(value.detach()) if value.numel() == 1 else None
         return float(value)
+
+
+def normalization_of(name: str, pool: Any) -> Normalization:
+    """What a module of second order does, from its own settings."""
+    terms = {entry.name for entry in fields(Normalization)} - {"name", "is_first_order"}
+    return Normalization(name, **{term: getattr(pool, term) for term in terms if hasattr(pool, term)})
+
+
+def split_rows(x: Tensor, index: Tensor | None, ptr: Tensor | None = None) -> list[Tensor]:
+    """The rows of every graph, in the order of the graphs; those without rows are left out.
+
+    Example:
+        >>> [rows.flatten().tolist() for rows in split_rows(torch.arange(3.0)[:, None], torch.tensor([0, 1, 0]))]
+        [[0.0, 2.0], [1.0]]
+    """
+    if index is None:
+        sizes = torch.tensor([len(x)]) if ptr is None else ptr.diff()
+        ordered = x
+    else:
+        sizes = index.bincount()
+        ordered = x[index.argsort(stable=True)]
+    return [rows for rows in ordered.split(sizes.tolist()) if len(rows)]
