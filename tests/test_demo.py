@@ -23,10 +23,11 @@ from powerpool import demo
 from powerpool.checks import ArgumentError
 from powerpool.cli import COMMANDS, main
 from powerpool.configs import read_recipe
-from powerpool.console import emit, governed
+from powerpool.console import governed
 from powerpool.demo import PARTS, DemoOptions
 from powerpool.experiments import report, runner, tables
-from powerpool.experiments.report import PIPELINES
+from powerpool.experiments.quick import NOTE, is_quick
+from powerpool.experiments.report import PAGES, PIPELINES, Reproduced
 from powerpool.pipelines.fewshot.config import FewShotConfig
 from powerpool.pipelines.graph.config import GraphConfig
 from powerpool.pipelines.vision.config import VisionConfig
@@ -121,6 +122,18 @@ def test_it_ends_with_the_report_and_three_commands_and_says_that_quick_figures_
     assert "3 folds; digits" in caption
     assert "one test split of 1438 pictures" in caption
     assert "20 test episodes with 6 queries each" in caption
+    assert "GIN0: a graph network" in caption
+    assert "SpecMaxExpF: the curve MaxExp on the spectrum" in caption
+
+
+def test_the_legend_explains_every_part_of_a_name_once():
+    methods = [method for part in PARTS for method in part.methods]
+    names = {name for method in methods for name in method.split("+")}
+    assert names == demo.LEGEND.keys()
+    said = demo.legend(methods)
+    for name in names:
+        assert said.count(f"{name}: ") == 1
+    assert demo.legend(["FOP", "SOP+SpecNew"]) == f"FOP: {demo.LEGEND['FOP']}; SOP: {demo.LEGEND['SOP']}."
 
 
 def test_it_says_what_it_is_at(played):
@@ -140,17 +153,30 @@ def test_one_report_holds_all_pipelines(played):
     assert page.count("<h1") == 1
 
 
+def test_the_report_of_a_quick_demo_begins_with_what_its_figures_are_and_has_no_findings(played):
+    for name, bold in zip(PAGES, ("\n\n**{}", "</h1>\n<p><b>{}"), strict=True):
+        text = (FOLDER / name).read_text(encoding="utf-8")
+        assert bold.format(NOTE) in text
+        assert "in the paper's order" not in text.replace("&#x27;", "'")
+        assert "below it" not in text
+    assert all(is_quick(record(*name)) for name in METHODS)
+
+
 # ---- what comes next -------------------------------------------------------------------------------------------------
 
 
-def test_the_three_commands_run_as_they_are_in_their_order(played, capsys):
-    for words in played.commands:
+def test_the_three_commands_run_as_they_are_in_their_order_and_again(played, capsys):
+    records = report.read_records(FOLDER)
+    train, _, explore = played.commands
+    for words in [*played.commands, train, explore]:  # inspect writes its files anew, whatever is there
         assert main([*words[1:], "--offline"]) == 0, capsys.readouterr().err
-    run = Path("runs/demo-digits-quick")
+    run = FOLDER / "digits-model"
     assert {"model.pt", "explore.html", "inspect"} <= {file.name for file in run.iterdir()}
     inspection = json.loads((run / "inspect" / "inspection.json").read_text())
     assert inspection
     assert not list(Path().glob("*.html"))  # nothing is left where the command was typed
+    assert [path.name for path in Path("runs").iterdir()] == [FOLDER.name]
+    assert report.read_records(FOLDER) == records  # the model is none of the report's
 
 
 def test_the_commands_of_the_whole_demo_differ_in_names_alone():
@@ -159,18 +185,36 @@ def test_the_commands_of_the_whole_demo_differ_in_names_alone():
     assert {command.split()[1] for command in whole} == {"train", "inspect", "explore"}
 
 
+def test_the_commands_have_the_folder_and_the_seed_of_the_demo():
+    commands = [shlex.split(line) for line in demo.next_commands(DemoOptions(seed=7, out="my runs/a"))]
+    assert all("my runs/a/digits-model" in words for words in commands)
+    train = commands[0]
+    assert train[train.index("--seed") + 1] == "7"
+    assert commands[2][-1] == "my runs/a/digits-model/explore.html"
+
+
+def test_a_quick_picture_has_several_places():
+    size = read_recipe("demo/vision-quick", VisionConfig).crops.size
+    assert (size // 32) ** 2 >= 4  # the backbone has one for 32 x 32 pixels; of one place a matrix has rank 1
+
+
 def test_a_second_demo_trains_nothing_and_says_so(played):
     results = {file: file.stat().st_mtime_ns for name in demo.RESULTS for file in (FOLDER / name).rglob("*")}
     # A record of another command in the same folder is in the report, and not in the table.
     other = replace(record("graph", "GIN0"), protocol="retrain")
     other.write(FOLDER / "MUTAG" / "GIN0.retrain.json")
+    page = (FOLDER / "report.html").stat().st_mtime_ns
     again = play()
+    assert (FOLDER / "report.html").stat().st_mtime_ns > page
     assert f"Nothing had to be trained: all results were in {FOLDER}." in again.out
     assert "Nothing had to be trained" not in played.out
     assert again.rows == played.rows
     assert {file: file.stat().st_mtime_ns for file in results} == results
     assert again.err.count("resumed") == 4  # folds, points, tests, trainings
     assert "retrain" in (FOLDER / "README.md").read_text(encoding="utf-8")
+    pages = {file: file.stat().st_mtime_ns for file in FOLDER.iterdir() if file.is_file() and file.name != ".lock"}
+    assert play().rows == played.rows
+    assert {file: file.stat().st_mtime_ns for file in pages} == pages  # a report of the very same records stays
 
 
 def test_as_json_and_quietly(played):
@@ -203,12 +247,12 @@ def test_a_part_is_what_reproduce_does_with_its_recipe(played, capsys):
 def test_every_part_gets_the_options(part, typed, jobs, monkeypatch):
     given = []
 
-    def take(options: object) -> None:
+    def take(options: object, *, report: bool) -> Reproduced:
+        assert not report
         given.append(options)
-        emit({"records": []})
+        return Reproduced([], [], quick=False)
 
-    monkeypatch.setattr(getattr(demo, part.pipeline), "run", take)
-    monkeypatch.setattr(demo, "read_records", lambda folder: [])
+    monkeypatch.setattr(getattr(demo, part.pipeline), "reproduce", take)
     assert demo.reproduce(part, DemoOptions(**typed, seed=5, out="there")) == []
     (options,) = given
     assert (options.jobs, options.out, options.download, options.data) == (jobs, "there", False, [])
@@ -252,7 +296,9 @@ def test_all_methods_of_a_pipeline_have_the_same_budget():
 def test_the_caption_says_what_the_figures_are():
     groups = tables.group([made_up("GIN0", [80.0, 84.0]), made_up("SOP", [81.0, 82.0])], "GIN0", ("GIN0", "SOP"))
     said = demo.caption(groups, DemoOptions(seed=3))
-    assert said.startswith("MUTAG, validation-only: 2 folds. ")
+    legend, figures = said.split("\n")
+    assert legend == demo.legend(["GIN0", "SOP"])
+    assert figures.startswith("MUTAG, validation-only: 2 folds. ")
     for part in (
         "95 % intervals",
         "this is seed 3 alone",

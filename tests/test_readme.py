@@ -1,8 +1,8 @@
 """What the documents say works: every python block runs, every command runs in a quick form, every name exists.
 
 The pages on graphs, images, few-shot learning and scaling run as they are typed, in tests of their own. The commands of
-all other pages run here, one after the other in one folder with tiny data, but for those that these pages have with the
-same options: ``quick_form`` says what a line becomes. A line that it has no rule for fails.
+all other pages run here, each of them, one after the other in one folder with tiny data: ``quick_form`` says what a
+line becomes. Left out are only lines that one of these pages has word by word. A line that it has no rule for fails.
 """
 
 import contextlib
@@ -39,6 +39,7 @@ IN_ORDER = ("docs/tutorial.md",)
 """Pages whose python blocks go on from one another; the blocks of all others run each on its own."""
 AS_TYPED = ("docs/graphs.md", "docs/images.md", "docs/fewshot.md", "docs/scaling.md")
 """Pages whose commands run as they are typed, below and in ``tests/test_scaling.py``."""
+PIPELINES = ("graph", "vision", "fewshot")
 GUESTS = ("timm", "torchvision")
 """Packages that blocks may need and no extra brings."""
 
@@ -160,8 +161,9 @@ def test_documents_have_python_blocks():
 
 
 def commands_of(document: str) -> list[list[str]]:
-    """The lines of all bash blocks, as words."""
-    return [shlex.split(line, comments=True) for _, block in blocks_of(document, "bash") for line in block.splitlines()]
+    """The lines of all bash blocks, as words; lines without any are left out."""
+    lines = [line for _, block in blocks_of(document, "bash") for line in block.splitlines()]
+    return [words for words in (shlex.split(line, comments=True) for line in lines) if words]
 
 
 FEWSHOT = (
@@ -179,7 +181,9 @@ STANDS_FOR = {
     "RUN": {"graph": GRAPH_RUN, "vision": "runs/vision", "fewshot": "runs/fewshot", "": GRAPH_RUN},
     "flower102": {"vision": "stripes", "fewshot": "bars"},
     "omniglot": {"fewshot": "bars"},
-    "PTC_MR": {"graph": ""},  # beside MUTAG, which is there
+    "PTC_MR": {"graph": "MUTAG"},
+    "PROTEINS": {"graph": "MUTAG"},
+    "NCI1": {"graph": "MUTAG"},
 }
 """What is typed and stands for something, or is a set that a fresh clone does not have: what is there instead."""
 FASTER = {
@@ -189,6 +193,7 @@ FASTER = {
     "reproduce graph": "--methods GIN0 --protocols validation-only --quick --jobs 1",
     "reproduce vision": "--methods FOP --heads ridge --quick --jobs 1 --workers 0",
     "reproduce fewshot": "--methods SoSN(x) --recipe small.yaml --jobs 1",
+    "reproduce fewshot --study": "--source bars --data lines --methods SoSN(x) --recipe study.yaml --jobs 1",
     "sweep vision": "--values 2 --quick --jobs 1 --workers 0",
     "evaluate vision": "--workers 0",
     "evaluate fewshot": "--count 4",
@@ -215,12 +220,12 @@ def quick_form(words: list[str]) -> list[str]:
     """The words after ``powerpool`` as they run here: with tiny data, few steps, and all options that were typed."""
     name = command_of(words)
     assert name in COMMANDS, words
-    pipeline = next((kind for kind in ("graph", "vision", "fewshot") if kind in name), "")
+    pipeline = next((kind for kind in PIPELINES if kind in name), "")
     for word in words:
         if word in STANDS_FOR:
             assert pipeline in STANDS_FOR[word], f"{word!r} stands for nothing in {name!r}"
     typed = [STANDS_FOR[word][pipeline] if word in STANDS_FOR else word for word in words]
-    typed = [word for word in typed if word]
+    typed = [word for before, word in zip(["", *typed], typed, strict=False) if word != before]  # MUTAG once
     if name in ("evaluate fewshot", "reproduce fewshot"):  # the bars have three classes to test on
         typed = [{"5": "2", "20": "3"}.get(word, word) for word in typed]
     if name == "selfcheck" and not torch.cuda.is_available():
@@ -229,18 +234,13 @@ def quick_form(words: list[str]) -> list[str]:
         typed.append("curves")  # all of them are drawn in tests/figures
     if name == "bench" and not (typed[1:] and typed[1] in SUITES):
         typed.insert(1, "curves")  # one suite stands for all of them
-    return typed + missing_options(typed, FASTER.get(name, ""))
-
-
-def options_of(words: list[str]) -> set[str]:
-    return {word for word in words if word.startswith("--")}
+    kind = f"{name} --study" if "--study" in typed else name
+    return typed + missing_options(typed, FASTER.get(kind, ""))
 
 
 def runs_as_typed(words: list[str]) -> bool:
-    """Whether a page whose commands run as they are typed has the same command with all of these options, and more."""
-    others = [other[1:] for document in AS_TYPED for other in commands_of(document) if other[0] == "powerpool"]
-    same = [other for other in others if command_of(other) == command_of(words)]
-    return any(options_of(words) <= options_of(other) for other in same)
+    """Whether a page whose commands run as they are typed has the very same words."""
+    return any(["powerpool", *words] in commands_of(document) for document in AS_TYPED)
 
 
 def missing_options(typed: list[str], more: str) -> list[str]:
@@ -254,8 +254,10 @@ def place(tmp_path) -> Iterator[Path]:
     """A folder to work in, with tiny data and records. Patches hold for one test: others need the real things."""
     folder = tmp_path
     write_pictures(folder / "stripes", count=6)
-    write_folder(folder / "bars")
+    for name in ("bars", "lines"):
+        write_folder(folder / name)
     (folder / "small.yaml").write_text(FEWSHOT)
+    (folder / "study.yaml").write_text(f"{FEWSHOT}source_episodes: 2\n")
     for name in ("runs/bench", "results/bench"):
         (folder / name).mkdir(parents=True)
         samples.pair(auto=3.0).save(folder / name / "pools.json")
@@ -298,9 +300,7 @@ def run_line(words: list[str], done: set[tuple[str, ...]]) -> None:
             assert found.returncode == 0, found.stderr
             continue
         assert program[0] == "powerpool", f"{program[0]!r} is run by no test: say in this file how it is"
-        if program[1] == "--help":
-            continue
-        quick = quick_form(program[1:])
+        quick = program[1:] if program[1] == "--help" else quick_form(program[1:])
         if tuple(quick) in done or runs_as_typed(program[1:]):
             continue
         done.add(tuple(quick))
@@ -318,7 +318,9 @@ def test_every_command_of_the_other_pages_runs():
         if document not in AS_TYPED:
             for words in commands_of(document):
                 run_line(words, done)
-    assert {command_of(list(words)) for words in done} >= {"train graph", "inspect", "explore", "selfcheck", "bench"}
+    kinds = {f"{name} {pipeline}" for name in ("train", "evaluate", "predict", "reproduce") for pipeline in PIPELINES}
+    alone = {"export vision", "sweep vision", "inspect", "figures", "explore", "selfcheck", "bench"}
+    assert {command_of(list(words)) for words in done} >= kinds | alone
 
 
 @pytest.mark.parametrize("line", ["powerpool fly", "curl http://example.org", "powerpool predict graph photo.jpg"])
@@ -327,9 +329,15 @@ def test_a_line_without_a_rule_fails(line):
         run_line(shlex.split(line), set())
 
 
+def test_only_the_very_same_words_run_elsewhere():
+    assert runs_as_typed(shlex.split("evaluate vision --run runs/digits"))
+    for line in ("evaluate vision --run RUN", "evaluate vision", "sweep vision --data digits --over eta --quick"):
+        assert not runs_as_typed(shlex.split(line))
+
+
 def test_names_of_data_that_stand_for_others_have_a_recipe():
     named = set(recipe_names())
-    for data in ("flower102", "omniglot", "PTC_MR"):
+    for data in ("flower102", "omniglot", "PTC_MR", "PROTEINS", "NCI1"):
         for pipeline in STANDS_FOR[data]:
             assert f"{pipeline}/{data}" in named
 

@@ -57,22 +57,25 @@ def formula(found: re.Match[str]) -> str:
 def reference(name: str, obj: griffe.Object) -> str:
     """A link to where the name is documented, and its mere name where that is nowhere."""
     short = name.rpartition(".")[2] if name.startswith("powerpool") else name
-    within = (
-        []
-        if name.startswith("powerpool")
-        else [f"{obj.path}.{name}", f"{obj.parent.path}.{name}" if obj.parent else ""]
-    )
-    known = next((path for path in within if is_known(path, obj)), name)
-    return f'<autoref optional identifier="{known}">`{short}`</autoref>'
+    return f'<autoref optional identifier="{meant(name, obj)}">`{short}`</autoref>'
 
 
-def is_known(path: str, obj: griffe.Object) -> bool:
-    """Whether the package has something of that path."""
+def meant(name: str, obj: griffe.Object) -> str:
+    """The whole path of a name: that of a thing in the object, or else in what the object is part of."""
+    if name.startswith("powerpool"):
+        return name
+    parts = obj.path.split(".")
+    places = (".".join([*parts[:number], name]) for number in range(len(parts), 0, -1))
+    return next((path for path in (where(place, obj) for place in places) if path), name)
+
+
+def where(path: str, obj: griffe.Object) -> str | None:
+    """Where the thing of that path is written, which may be elsewhere: pages know it by that. None where it is not."""
     try:
-        obj.modules_collection[path]
+        found = obj.modules_collection[path]
+        return str(found.target_path if found.is_alias else found.path)
     except (KeyError, AttributeError, griffe.GriffeError):
-        return False
-    return True
+        return None
 
 
 def table(found: re.Match[str]) -> str:

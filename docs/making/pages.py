@@ -32,6 +32,12 @@ SIGN = re.compile(r"\\([<>~])")
 FORMULA = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.DOTALL)
 
 
+SPREAD = re.compile(r"(?<=\d) (±|to) (?=\d)")
+"""Between a mean and its deviation, and between the ends of an interval: what no line may part."""
+NAME = re.compile(r"(?<=\\texttt\{)[^}]*")
+"""A name of the code in a formula, in which an underscore is escaped, as LaTeX wants it and the converter does not."""
+
+
 def on_config(config: Any) -> Any:
     """Puts the reports into the menu."""
     found = {path.parent.name for path in (ROOT / "results").glob("*/README.md")}
@@ -78,11 +84,13 @@ def relinked(link: re.Match[str], here: str, page: str) -> str:
 
 
 def on_page_content(content: str, **_: Any) -> str:
-    """Formulas as MathML, which browsers draw by themselves."""
+    """Formulas as MathML, which browsers draw by themselves; a mean and its deviation on one line."""
+    content = SPREAD.sub("\N{NO-BREAK SPACE}\\1\N{NO-BREAK SPACE}", content)
     return FORMULA.sub(lambda found: formula(html.unescape(found[2]), found[1] == "div"), content)
 
 
 def formula(latex: str, is_block: bool) -> str:
     """One formula; a block may scroll by itself on a narrow screen."""
+    latex = NAME.sub(lambda name: name[0].replace(r"\_", "_"), latex)
     drawn = convert(latex.strip(), display="block" if is_block else "inline")
     return f'<div class="formula">{drawn}</div>' if is_block else drawn

@@ -1,30 +1,31 @@
 """``powerpool demo``: all three pipelines for real, on data that comes with packages or is drawn here.
 
 Every part is what ``powerpool reproduce`` does with a recipe of ``recipes/demo``: the same protocols, processes and
-records, so that it goes on where it was stopped. All parts share a folder, and so a report. The settings are those
-that the recipes of the pipelines have, with budgets for minutes; none was chosen by a figure of the demo.
+records, so that it goes on where it was stopped. All parts share a folder, and one report at the end. The settings are
+those that the recipes of the pipelines have, with budgets for minutes; none was chosen by a figure of the demo.
 """
 
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 import shlex
 import shutil
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from powerpool.checks import ArgumentError
-from powerpool.console import cell, console, emit, governed, note, notes, say, setting
+from powerpool.console import cell, console, emit, note, notes, say
 from powerpool.experiments import fewshot, graph, tables, vision
-from powerpool.experiments.report import read_records
+from powerpool.experiments.quick import NOTE
+from powerpool.experiments.report import Reproduced, is_current, read_records, write_report
+from powerpool.locks import locked
 from powerpool.records import RunRecord
 
 if TYPE_CHECKING:
@@ -38,7 +39,19 @@ PACKAGES = (
 """What some part needs: what is missing is said before the first one starts."""
 RESULTS = ("folds", "points", "trainings")
 """Folders of the units of work, one for each pipeline."""
+MODEL = "digits-model"
+"""The folder of the model that the next commands make, beside those of the data sets."""
 TITLE = "Second-order pooling beside first-order baselines"
+LEGEND = {
+    "GIN0": "a graph network with the mean over nodes as readout",
+    "FOP": "first-order pooling, the average over places",
+    "SOP": "second-order pooling, the products of all pairs of features",
+    "SigmE": "a sigmoid curve on each entry of the pooled matrix",
+    "SpecMaxExpF": "the curve MaxExp on the spectrum of the pooled matrix, in its fast form",
+    "RelationNet": "a network that compares first-order maps",
+    "SoSN(x)": "a network that compares second-order matrices of the mean support features and of queries",
+}
+"""What the names of methods are made of."""
 PULSE = 30.0
 """Seconds between two signs of life, where there is no bar."""
 
@@ -53,13 +66,8 @@ class Part:
     """The baseline is the first."""
     usual: str
     """How long it takes on two cores."""
-
-
-PARTS = (
-    Part("graph", "graphs, MUTAG by folds", ("GIN0", "SOP+SpecMaxExpF"), "a minute"),
-    Part("vision", "pictures, digits by a frozen network", ("FOP", "SOP+SigmE", "SOP+SpecMaxExpF"), "half a minute"),
-    Part("fewshot", "few-shot learning, invented glyphs", ("RelationNet", "SoSN(x)+SigmE"), "two minutes"),
-)
+    reproduce: Callable[[DemoOptions, dict[str, Any]], Reproduced]
+    """Makes the records, given the options of the pipeline that all parts have."""
 
 
 @dataclass(frozen=True)
@@ -105,6 +113,33 @@ class DemoOptions:
         return f"demo/{part.pipeline}{self.suffix}"
 
 
+def _graph(options: DemoOptions, common: dict[str, Any]) -> Reproduced:
+    own = graph.ReproduceGraphOptions(**common, protocols=["validation-only"], seed=options.seed)
+    return graph.reproduce(own, report=False)
+
+
+def _vision(options: DemoOptions, common: dict[str, Any]) -> Reproduced:
+    own = vision.ReproduceVisionOptions(**common, heads=["ridge"], workers=options.processes, seed=options.seed)
+    return vision.reproduce(own, report=False)
+
+
+def _fewshot(options: DemoOptions, common: dict[str, Any]) -> Reproduced:
+    return fewshot.reproduce(fewshot.ReproduceFewShotOptions(**common, seeds=[options.seed]), report=False)
+
+
+PARTS = (
+    Part("graph", "graphs, MUTAG by folds", ("GIN0", "SOP+SpecMaxExpF"), "a minute", _graph),
+    Part(
+        "vision",
+        "pictures, digits by a frozen network",
+        ("FOP", "SOP+SigmE", "SOP+SpecMaxExpF"),
+        "half a minute",
+        _vision,
+    ),
+    Part("fewshot", "few-shot learning, invented glyphs", ("RelationNet", "SoSN(x)+SigmE"), "two minutes", _fewshot),
+)
+
+
 @dataclass(frozen=True)
 class Row:
     """A method in the table, beside the baseline of its pipeline."""
@@ -135,7 +170,8 @@ def run(options: DemoOptions) -> None:
     for number, part in enumerate(PARTS, 1):
         usual = f" ({part.usual})" if is_long else ""
         note(f"{number} of {len(PARTS)}: {part.title}: {', '.join(part.methods)}{usual}")
-        groups += _group(part, reproduce(part, options))
+        groups += tables.group(reproduce(part, options), part.methods[0], part.methods)
+    draw_report(options.folder)
     seconds, resumed = time.monotonic() - start, _results(options.folder) == before
     rows, report, commands = make_rows(groups), options.folder / "report.html", next_commands(options)
     emit(
@@ -167,7 +203,7 @@ def require_packages() -> None:
 
 
 def reproduce(part: Part, options: DemoOptions) -> list[RunRecord]:
-    """The records of a part, after ``powerpool reproduce`` has made those that are not there yet."""
+    """The records of a part, after ``powerpool reproduce`` without its report has made those that are not there yet."""
     common: dict[str, Any] = {
         "methods": list(part.methods),
         "recipe": options.recipe(part),
@@ -175,19 +211,15 @@ def reproduce(part: Part, options: DemoOptions) -> list[RunRecord]:
         "out": str(options.folder),
         "download": False,
     }
-    # Its progress is ours, its result is not: it goes where the JSON of a command goes.
-    with governed(**{**setting(), "as_json": True}) as output, pulse(part.title):
-        if part.pipeline == "graph":
-            protocols = ["validation-only"]
-            graph.run(graph.ReproduceGraphOptions(**common, protocols=protocols, seed=options.seed))
-        elif part.pipeline == "vision":
-            more: dict[str, Any] = {"heads": ["ridge"], "workers": options.processes}
-            vision.run(vision.ReproduceVisionOptions(**common, **more, seed=options.seed))
-        else:
-            fewshot.run(fewshot.ReproduceFewShotOptions(**common, seeds=[options.seed]))
-    made = [_name(row) for row in json.loads(output.document)["records"]]
-    # The folder may be one that holds other records, too.
-    return [record for record in read_records(options.folder) if _name(vars(record)) in made]
+    with pulse(part.title):
+        return part.reproduce(options, common).records
+
+
+def draw_report(folder: Path) -> None:
+    """Write the report of all parts, and of what other commands left in the folder; one that is current stays."""
+    with locked(folder), pulse("report"):
+        if not is_current(folder):
+            write_report(read_records(folder), folder)
 
 
 @contextmanager
@@ -257,10 +289,11 @@ def make_table(rows: Sequence[Row], groups: Sequence[tables.Group], options: Dem
 
 
 def caption(groups: Sequence[tables.Group], options: DemoOptions) -> str:
-    """What was tested, and how far the figures go."""
+    """What the methods are, what was tested, and how far the figures go."""
     tested = "; ".join(f"{group.title}: {_small(group.kind.extent(group))}" for group in groups)
+    tested = f"{legend(record.method for group in groups for record in group.records)}\n{tested}"
     if options.quick:
-        return f"{tested}. These figures mean nothing: --quick only shows that everything runs."
+        return f"{tested}. {NOTE}"
     return (
         f"{tested}. In brackets are 95 % intervals. They speak of other test items and not of other seeds: this is "
         f"seed {options.seed} alone. Budgets are small, and the same for all methods of a pipeline. Nothing was chosen "
@@ -268,14 +301,31 @@ def caption(groups: Sequence[tables.Group], options: DemoOptions) -> str:
     )
 
 
+def legend(methods: Iterable[str]) -> str:
+    """What the parts of the names of methods stand for, each once.
+
+    Example:
+        >>> legend(["FOP"])
+        'FOP: first-order pooling, the average over places.'
+    """
+    names = dict.fromkeys(name for method in methods for name in method.split("+") if name in LEGEND)
+    return f"{'; '.join(f'{name}: {LEGEND[name]}' for name in names)}."
+
+
 def next_commands(options: DemoOptions) -> list[str]:
-    """Three commands that run as they are, in this order: train a model, look at what it pools, play with it."""
-    called, model = as_called(), f"runs/demo-digits{options.suffix}"
-    return [
-        f"{called} train vision --config demo/vision{options.suffix} --pool.method SOP+SpecMaxExpF --out {model}",
-        f"{called} inspect --run {model}",
-        f"{called} explore --run {model} --out {model}/explore.html",
-    ]
+    """Three commands that run as they are, in this order: train a model, look at what it pools, play with it.
+
+    Typed again they do the same again.
+    """
+    model = options.folder / MODEL
+    place, page = shlex.quote(str(model)), shlex.quote(str(model / "explore.html"))
+    settings = f"--config demo/vision{options.suffix} --pool.method SOP+SpecMaxExpF --seed {options.seed}"
+    commands = (
+        f"train vision {settings} --out {place} --overwrite",
+        f"inspect --run {place}",
+        f"explore --run {place} --out {page}",
+    )
+    return [f"{as_called()} {command}" for command in commands]
 
 
 def as_called() -> str:
@@ -290,10 +340,6 @@ def as_called() -> str:
 
 def _is_same(found: str | None, program: Path) -> bool:
     return found is not None and os.path.realpath(found) == os.path.realpath(program)
-
-
-def _group(part: Part, records: Sequence[RunRecord]) -> list[tables.Group]:
-    return tables.group(records, part.methods[0], part.methods)
 
 
 def _signed(value: float) -> str:
@@ -313,10 +359,6 @@ def _between(low_and_high: tuple[float, float] | None, write: Callable[[float], 
 
 def _small(sentence: str) -> str:
     return sentence[:1].lower() + sentence[1:]
-
-
-def _name(of: dict[str, Any]) -> tuple[str, ...]:
-    return tuple(str(of[name]) for name in ("pipeline", "data", "method", "protocol"))
 
 
 def _results(folder: Path) -> dict[Path, int]:

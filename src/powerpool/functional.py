@@ -71,6 +71,20 @@ def elementwise(
     and :math:`(M_{kl}+\varepsilon)^\gamma` for Gamma. The gradient is exact through the trace, which couples every
     entry to every diagonal entry. Double backward is right.
 
+    Args:
+        matrix: ``(*, C, C)``, M above.
+        curve: a curve, or its name.
+        eps: what is added to the trace by curves that divide by it, and to every entry by Gamma; at least 0.
+        check: whether values are checked (finite, inside the domain of the curve): ``True``, ``False``, or ``None``: on
+            the CPU yes, elsewhere no. Where it is off, a matrix with NaN or infinity gives NaN.
+        trace_power: :math:`\gamma` of :math:`G^* = G\,(\operatorname{tr} M + \varepsilon)^\gamma`, which gives back the
+            magnitude that division by the trace removed; 0 leaves it out.
+        slope: :math:`\kappa` of :math:`G^\ddagger = G + \kappa M`, against vanishing gradients; 0 leaves it out. With
+            both the result is :math:`G\,(\operatorname{tr} M + \varepsilon)^\gamma + \kappa M`.
+
+    Returns:
+        ``(*, C, C)``, in the dtype of the matrix.
+
     Example:
         >>> import torch, powerpool as pp
         >>> matrix = torch.tensor([[3.0, 1.0], [1.0, 1.0]])
@@ -104,9 +118,23 @@ def spectral(
     .. math:: \hat g(M) = U \operatorname{diag}(g(\lambda)) U^T, \qquad U \operatorname{diag}(\lambda) U^T =
               M/(\operatorname{tr} M + \varepsilon) \text{ where the curve asks for it, else } M
 
-    ``solver`` is ``"eigen"``, ``"squaring"``, ``"newton_schulz"``, ``"jitter"``, a configured solver such as
-    ``solvers.NewtonSchulz(iterations=5)``, or ``"auto"``: what :func:`select_solver` answers. Asymmetry up to
-    round-off is averaged away, and so is the gradient's.
+    Asymmetry up to round-off is averaged away, and so is the gradient's.
+
+    Args:
+        matrix: ``(*, C, C)``, M above, symmetric.
+        curve: a curve, or its name.
+        solver: ``"eigen"``, ``"squaring"``, ``"newton_schulz"``, ``"jitter"``, a configured solver such as
+            ``solvers.NewtonSchulz(iterations=5)``, or ``"auto"``: what :func:`powerpool.select_solver` answers.
+        eps: what is added to the trace by curves that divide by it; at least 0.
+        check: whether values are checked (finite, symmetric, inside the domain of the curve): ``True``, ``False``, or
+            ``None``: on the CPU yes, elsewhere no. Where it is off, a matrix with NaN or infinity gives NaN.
+        trace_power: :math:`\gamma` of :math:`G^* = G\,(\operatorname{tr} M + \varepsilon)^\gamma`, which gives back the
+            magnitude that division by the trace removed; 0 leaves it out.
+        slope: :math:`\kappa` of :math:`G^\ddagger = G + \kappa M`, against vanishing gradients; 0 leaves it out. With
+            both the result is :math:`G\,(\operatorname{tr} M + \varepsilon)^\gamma + \kappa M`.
+
+    Returns:
+        ``(*, C, C)``, symmetric, in the dtype of the matrix.
 
     Example:
         >>> import torch, powerpool as pp
@@ -142,6 +170,17 @@ def first_order_pool(
     .. math:: \psi_k = g\Bigl(\frac1N \sum_n \phi_{kn}\Bigr)
 
     The curve sees the pooled features as they are: for MaxExp and FAHDP bring them to [0, 1] first.
+
+    Args:
+        features: channels by locations, ``(*, C, N)``.
+        curve: a curve, its name, or None for plain pooling.
+        reduce: ``"mean"`` or ``"max"``.
+        mask: boolean, broadcastable to ``(*, N)``; False takes a location out of its set.
+        check: whether values are checked (finite, inside the domain of the curve): ``True``, ``False``, or ``None``: on
+            the CPU yes, elsewhere no. Where it is off, a channel with NaN or infinity gives NaN.
+
+    Returns:
+        ``(*, C)``, in the dtype of the features.
 
     Example:
         >>> import torch, powerpool as pp
@@ -193,8 +232,30 @@ def second_order_pool(
 
     .. math:: M = \frac1N \bar\Phi \bar\Phi^T, \qquad \bar\phi_n = [\phi_n - \beta\mu;\ c_n], \qquad \Psi = g(M)
 
-    with the curve applied entry by entry or to the spectrum; ``curve=None`` is plain second-order pooling. Solvers are
-    those of :func:`spectral`, and ``"gram"``, which works in the space of locations.
+    with the curve applied entry by entry or to the spectrum, as in :func:`powerpool.elementwise` and
+    :func:`powerpool.spectral`.
+
+    Args:
+        features: channels by locations, ``(*, C, N)``: :math:`\Phi`, with columns :math:`\phi_n`.
+        curve: a curve, its name, or None for plain second-order pooling.
+        mode: ``"spectral"`` or ``"elementwise"``.
+        beta: how much of the mean over locations is removed, 0 (autocorrelation) to 1 (covariance).
+        coordinates: what is set below the features of every set, ``(2Z, N)``: :math:`c_n`, for instance of
+            :func:`powerpool.spatial_coordinates`; None for nothing.
+        mask: boolean, broadcastable to ``(*, N)``; False takes a location out of its set.
+        solver: for the spectrum: those of :func:`powerpool.spectral`, and ``"gram"``, which works in the space of
+            locations.
+        eps: what is added to the trace by curves that divide by it, and to every entry by an element-wise Gamma; at
+            least 0.
+        check: whether values are checked (finite, inside the domain of the curve): ``True``, ``False``, or ``None``: on
+            the CPU yes, elsewhere no. Where it is off, a set with NaN or infinity gives NaN.
+        trace_power: :math:`\gamma` of :math:`G^* = G\,(\operatorname{tr} M + \varepsilon)^\gamma`, which gives back the
+            magnitude that division by the trace removed; 0 leaves it out.
+        slope: :math:`\kappa` of :math:`G^\ddagger = G + \kappa M`, against vanishing gradients; 0 leaves it out. With
+            both the result is :math:`G\,(\operatorname{tr} M + \varepsilon)^\gamma + \kappa M`.
+
+    Returns:
+        ``(*, C', C')`` with C' = C + 2Z, symmetric, in the dtype of the features.
 
     Example:
         >>> import torch, powerpool as pp
@@ -243,6 +304,24 @@ def gram_factor(
     r"""The matrix of :func:`second_order_pool` with ``solver="gram"``, as factors :math:`X T X^T`: never C x C.
 
     The factors stay in float32 or float64. :class:`powerpool.nn.FactoredHead` classifies from them.
+
+    Args:
+        features: channels by locations, ``(*, C, N)``.
+        curve: a curve, which is applied to the spectrum, its name, or None for plain second-order pooling.
+        beta: how much of the mean over locations is removed, 0 (autocorrelation) to 1 (covariance).
+        coordinates: what is set below the features of every set, ``(2Z, N)``: :math:`c_n`, for instance of
+            :func:`powerpool.spatial_coordinates`; None for nothing.
+        mask: boolean, broadcastable to ``(*, N)``; False takes a location out of its set.
+        eps: what is added to the trace by curves that divide by it; at least 0.
+        check: whether values are checked (finite, inside the domain of the curve): ``True``, ``False``, or ``None``: on
+            the CPU yes, elsewhere no. Where it is off, a set with NaN or infinity gives NaN.
+        trace_power: :math:`\gamma` of :math:`G^* = G\,(\operatorname{tr} M + \varepsilon)^\gamma`, which gives back the
+            magnitude that division by the trace removed; 0 leaves it out.
+        slope: :math:`\kappa` of :math:`G^\ddagger = G + \kappa M`, against vanishing gradients; 0 leaves it out. With
+            both the result is :math:`G\,(\operatorname{tr} M + \varepsilon)^\gamma + \kappa M`.
+
+    Returns:
+        ``features``, X of shape ``(*, C', N)`` with C' = C + 2Z, and ``core``, T of shape ``(*, N, N)``.
 
     Example:
         >>> import torch, powerpool as pp

@@ -181,6 +181,7 @@ def test_a_scheduler_that_does_not_answer_is_an_error(tmp_path, monkeypatch):
     assert not any(tmp_path.iterdir())
 
 
+@pytest.mark.stress
 def test_what_is_killed_on_a_cluster_costs_one_unit_which_runs_again(tmp_path, address):
     units = units_of(
         tmp_path,

@@ -7,11 +7,11 @@ import signal
 
 import pytest
 
-from tests.stress.conftest import SHORT
 from tests.stress.kills import Place, are_equal, finish_here, give_here, start_warm, wait_until_free
 
 
-@pytest.mark.parametrize("name", SHORT)
+# A training by episodes is interrupted in tests/pipelines/fewshot, too.
+@pytest.mark.parametrize("name", ["graph", "vision", pytest.param("few-shot", marks=pytest.mark.stress)])
 def test_a_second_command_is_refused_and_ctrl_c_says_how_to_go_on(name, runs, capsys):
     whole = runs(name)
     place = Place(whole.case, whole.folder, "interrupted", hold=3)

@@ -21,7 +21,8 @@ from powerpool.data.errors import MissingDataError
 from powerpool.data.glyphs import GLYPHS
 from powerpool.experiments.engines import EngineOptions
 from powerpool.experiments.provenance import fingerprint, origin_of, with_origin, without_origin
-from powerpool.experiments.report import read_records, record_path, tell, write_report
+from powerpool.experiments.quick import is_quick_recipe
+from powerpool.experiments.report import Reproduced, conclude, tell
 from powerpool.experiments.runner import Unit, run_units
 from powerpool.locks import locked
 from powerpool.pipelines.fewshot.commands import make_record as make_plain_record
@@ -122,6 +123,11 @@ class ReproduceFewShotOptions(EngineOptions):
         return next(name for name in QUICK_STUDY if name not in self.data)
 
     @property
+    def is_quick(self) -> bool:
+        """Whether the figures mean nothing."""
+        return self.quick or is_quick_recipe(self.recipe)
+
+    @property
     def folder(self) -> Path:
         """Where everything is written."""
         parts = ["fewshot", *([self.study] if self.study else []), *(["quick"] if self.quick else [])]
@@ -219,7 +225,12 @@ class Row:
 
 def run(options: ReproduceFewShotOptions) -> None:
     """Run what is not done yet, then write the records and the report, and say where they are."""
-    folder, start = options.folder, environment()
+    tell(reproduce(options), options.folder)
+
+
+def reproduce(options: ReproduceFewShotOptions, *, report: bool = True) -> Reproduced:
+    """Run what is not done yet, then write the records and, unless it is left to the caller, the report."""
+    start = environment()
     # What is missing or does not fit shows before there is a folder.
     make = make_study_rows if options.study else make_rows
     rows = [row for config in read_configs(options) for row in make(options, config)]
@@ -227,12 +238,9 @@ def run(options: ReproduceFewShotOptions) -> None:
     ways = {row: options.ways or [row.config.test.way] for row in rows}
     for row in rows:
         require_episodes(row.config, row.data, ways[row])
-    with locked(folder):
+    with locked(options.folder):
         records = _run(rows, ways, options, start)
-        for record in records:
-            record.write(folder / record_path(record))
-        written = write_report(read_records(folder), folder)
-    tell(records, written, folder, quick=options.quick)
+        return conclude(records, options.folder, quick=options.is_quick, report=report)
 
 
 # ---- what to run -----------------------------------------------------------------------------------------------------

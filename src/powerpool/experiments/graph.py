@@ -13,7 +13,8 @@ from powerpool.configs import Setting, make_config, read_settings, recipe_names
 from powerpool.data import GraphSet
 from powerpool.experiments.engines import EngineOptions
 from powerpool.experiments.provenance import fingerprint, origin_of, with_origin, without_origin
-from powerpool.experiments.report import BASELINE, read_records, record_path, tell, write_report
+from powerpool.experiments.quick import is_quick_recipe
+from powerpool.experiments.report import BASELINE, Reproduced, conclude, tell
 from powerpool.experiments.runner import Unit, run_units
 from powerpool.locks import locked
 from powerpool.pipelines.graph.config import PROTOCOLS, GraphConfig
@@ -77,6 +78,11 @@ class ReproduceGraphOptions(EngineOptions):
         return [*self.data] or ([None] if self.recipe else ["MUTAG"])
 
     @property
+    def is_quick(self) -> bool:
+        """Whether the figures mean nothing."""
+        return self.quick or is_quick_recipe(self.recipe)
+
+    @property
     def folder(self) -> Path:
         """Where everything is written."""
         scale = "-quick" if self.quick else "-full" if self.full else ""
@@ -100,8 +106,13 @@ class Row:
 
 def run(options: ReproduceGraphOptions) -> None:
     """Run what is not done yet, then write the records and the report, and say where they are."""
-    folder, start = options.folder, environment()
-    with locked(folder):
+    tell(reproduce(options), options.folder)
+
+
+def reproduce(options: ReproduceGraphOptions, *, report: bool = True) -> Reproduced:
+    """Run what is not done yet, then write the records and, unless it is left to the caller, the report."""
+    start = environment()
+    with locked(options.folder):
         rows = [row for data in options.data_sets for row in make_rows(options, data)]
         _require_names(options, rows)
         folds = [(row.config, fold) for row in rows for fold in range(row.config.folds)]
@@ -110,15 +121,13 @@ def run(options: ReproduceGraphOptions) -> None:
         if "retrain" in options.protocols:
             work = [partial(retrain, *fold, result) for fold, result in zip(folds, chosen, strict=True)]
             results["retrain"] = _run("retrain", rows, work, options)
-        records = []
-        for protocol in options.protocols:
-            remaining = iter(results[protocol])
-            for row in rows:
-                record = make_record(row, protocol, list(islice(remaining, row.config.folds)), start)
-                record.write(folder / record_path(record))
-                records.append(record)
-        written = write_report(read_records(folder), folder)
-    tell(records, written, folder, quick=options.quick)
+        remaining = {protocol: iter(results[protocol]) for protocol in options.protocols}
+        records = [
+            make_record(row, protocol, list(islice(remaining[protocol], row.config.folds)), start)
+            for protocol in options.protocols
+            for row in rows
+        ]
+        return conclude(records, options.folder, quick=options.is_quick, report=report)
 
 
 def make_rows(options: ReproduceGraphOptions, data: str | None) -> list[Row]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
@@ -13,7 +14,20 @@ from typing import Any
 from powerpool.checks import ArgumentError
 from powerpool.console import emit, say
 from powerpool.experiments import detail_plots, details, plots, tables
-from powerpool.experiments.document import Block, Code, Contents, Heading, Items, Picture, Table, Text, markdown, page
+from powerpool.experiments.document import (
+    Block,
+    Bold,
+    Code,
+    Contents,
+    Heading,
+    Items,
+    Picture,
+    Table,
+    Text,
+    markdown,
+    page,
+)
+from powerpool.experiments.quick import NOTE, as_quick, is_quick, warning
 from powerpool.experiments.reproduction import reproduction
 from powerpool.experiments.tables import Group
 from powerpool.records import RecordError, RunRecord, make_folder, read_json, write_text
@@ -30,6 +44,7 @@ PIPELINES = {
 """For each pipeline the module whose ``METHODS`` are in the order of the tables, and what they are tested against."""
 MAKE = " or ".join(f"`powerpool reproduce {pipeline}`" for pipeline in PIPELINES)
 TITLE = "Measured beside the paper"
+PAGES = ("README.md", "report.html")
 RUN_RECORD = "record.json"
 """What a run folder calls its own record; those of tables are called after methods."""
 
@@ -63,13 +78,46 @@ def run(options: ReportOptions) -> None:
     say(f"{options.out or options.records}: {names} and {len(written) - 2} plots from {len(records)} records")
 
 
-def tell(records: Sequence[RunRecord], written: Sequence[Path], folder: Path, *, quick: bool) -> None:
+@dataclass(frozen=True)
+class Reproduced:
+    """What ``powerpool reproduce`` made."""
+
+    records: list[RunRecord]
+    written: list[Path]
+    """The report; empty where it was left to someone else."""
+    quick: bool
+
+
+def conclude(records: Sequence[RunRecord], folder: Path, *, quick: bool, report: bool) -> Reproduced:
+    """File records below the folder, and write the report of all that are there.
+
+    Args:
+        records: of one command.
+        folder: that the command has to itself.
+        quick: whether their figures mean nothing, which they then say.
+        report: whether it is written here.
+    """
+    filed = [as_quick(record) if quick else record for record in records]
+    for record in filed:
+        _file(record, folder / record_path(record))
+    return Reproduced(filed, write_report(read_records(folder), folder) if report else [], quick)
+
+
+def _file(record: RunRecord, path: Path) -> None:
+    """Write a record; the very same one keeps its time, so that a report of it is still newer."""
+    with contextlib.suppress(RecordError):  # none, or one that is damaged
+        if RunRecord.read(path) == record:
+            return
+    record.write(path)
+
+
+def tell(made: Reproduced, folder: Path) -> None:
     """What a command that made records and a report says at its end."""
-    emit({**as_result(records, written, folder), "quick": quick})
-    for path in written[:2]:
+    emit({**as_result(made.records, made.written, folder), "quick": made.quick})
+    for path in made.written[:2]:
         say(f"written: {path}")
-    if quick:
-        say("These figures mean nothing: --quick only shows that everything runs.")
+    if made.quick:
+        say(NOTE)
 
 
 def as_result(records: Sequence[RunRecord], written: Sequence[Path], folder: Path) -> dict[str, Any]:
@@ -96,16 +144,29 @@ def read_records(folder: str | Path) -> list[RunRecord]:
     Hidden files, other kinds of files, JSON without a schema - results of single folds - and the records inside run
     folders are passed over. What else has a schema is a record, and is refused if it is damaged.
     """
-    folder = Path(folder)
-    paths = (
-        path
-        for path in sorted(folder.rglob("*.json"))
-        if not any(part.startswith(".") for part in path.relative_to(folder).parts) and path.name != RUN_RECORD
-    )
-    records = [RunRecord.read(path) for path in paths if _has_schema(path)]
+    records = [RunRecord.read(path) for path in _record_files(Path(folder))]
     if not records:
         raise RecordError(f"{folder} holds no record of a run: make some with {MAKE}, or name another folder.")
     return records
+
+
+def _record_files(folder: Path) -> list[Path]:
+    return [
+        path
+        for path in sorted(folder.rglob("*.json"))
+        if not any(part.startswith(".") for part in path.relative_to(folder).parts)
+        and path.name != RUN_RECORD
+        and _has_schema(path)
+    ]
+
+
+def is_current(folder: Path) -> bool:
+    """Whether the report in a folder is newer than every record below it: then it need not be drawn again."""
+    written = [folder / name for name in PAGES]
+    if not all(file.is_file() for file in written):
+        return False
+    times, records = ([file.stat().st_mtime_ns for file in files] for files in (written, _record_files(folder)))
+    return max(records, default=0) < min(times)
 
 
 def write_report(
@@ -137,8 +198,10 @@ def write_report(
     make_folder(folder)
     pictures = _draw(groups, folder)
     ordered = [row.record for group in groups for row in group.rows]
+    warned = warning(ordered)
     blocks = [
         Heading(TITLE, 1),
+        *([Text(Bold(warned))] if warned else []),
         *_overview(groups),
         Contents(),
         *(block for group, found in zip(groups, pictures, strict=True) for block in _section(group, found)),
@@ -147,7 +210,7 @@ def write_report(
         *_origin(ordered),
         *reproduction(ordered),
     ]
-    paths = [folder / "README.md", folder / "report.html"]
+    paths = [folder / name for name in PAGES]
     write_text(paths[0], markdown(blocks))
     write_text(paths[1], page(TITLE, blocks))
     return [*paths, *(block.path for found in pictures for block in found if isinstance(block, Picture))]
@@ -192,10 +255,11 @@ def _overview(groups: Sequence[Group]) -> Iterator[Block]:
         "are those it prints."
     )
     several = len({group.pipeline for group in groups}) > 1
+    counted = [group for group in groups if not group.is_quick]
     for pipeline in sorted({group.pipeline for group in groups}):
         of = f" of {pipeline}" if several else ""
         for kind in kinds:
-            found = [group for group in groups if group.pipeline == pipeline and group.kind is kind]
+            found = [group for group in counted if group.pipeline == pipeline and group.kind is kind]
             if found:
                 yield Text(f"{kind.count_paper(found, of)} {_count_below(found)}")
     for kind in kinds:
@@ -218,12 +282,21 @@ def _section(group: Group, pictures: Sequence[Block]) -> Iterator[Block]:
     yield Heading(group.title, 2)
     yield Text(tables.introduction(group))
     yield tables.table(group)
+    quick = [record.method for record in group.records if is_quick(record)]
+    if quick:
+        yield Text(Bold(f"Of quick runs, whose figures mean nothing: {', '.join(quick)}."))
+    else:
+        yield from _findings(group)
+    yield from pictures
+
+
+def _findings(group: Group) -> Iterator[Block]:
+    """What the table says against us, and about the order of the paper's methods."""
     yield Items(tables.losses(group))
     findings = tables.order_findings(group)
     if findings:
         yield Text("Whether the methods are in the paper's order:")
         yield Items(findings)
-    yield from pictures
 
 
 def _pictures(group: Group, folder: Path, stem: str) -> Iterator[Block]:

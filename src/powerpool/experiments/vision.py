@@ -17,7 +17,8 @@ from powerpool.configs import Setting, make_config, read_settings, recipe_names
 from powerpool.data import ImageSet
 from powerpool.experiments.engines import Engine, EngineOptions
 from powerpool.experiments.provenance import fingerprint, origin_of, with_origin, without_origin
-from powerpool.experiments.report import read_records, record_path, tell, write_report
+from powerpool.experiments.quick import is_quick_recipe
+from powerpool.experiments.report import Reproduced, conclude, tell
 from powerpool.experiments.runner import Unit, run_units
 from powerpool.locks import locked
 from powerpool.pipelines.folders import RECORD
@@ -89,6 +90,11 @@ class ReproduceVisionOptions(EngineOptions):
         return [*self.data] or ([None] if self.recipe else ["digits"])
 
     @property
+    def is_quick(self) -> bool:
+        """Whether the figures mean nothing."""
+        return self.quick or is_quick_recipe(self.recipe)
+
+    @property
     def folder(self) -> Path:
         """Where everything is written."""
         return Path(self.out or f"runs/reproduce/vision{'-quick' if self.quick else ''}")
@@ -124,8 +130,12 @@ class Row:
 
 def run(options: ReproduceVisionOptions) -> None:
     """Run what is not done yet, then write the records and the report, and say where they are."""
-    folder = options.folder
-    with locked(folder):
+    tell(reproduce(options), options.folder)
+
+
+def reproduce(options: ReproduceVisionOptions, *, report: bool = True) -> Reproduced:
+    """Run what is not done yet, then write the records and, unless it is left to the caller, the report."""
+    with locked(options.folder):
         configs = [read_config(options, data) for data in options.data_sets]
         sets = [(config, read_pictures(config)) for config in configs]
         _require_names([images.name for _, images in sets])
@@ -134,10 +144,7 @@ def run(options: ReproduceVisionOptions) -> None:
             for config, images in sets
             for record in (_frozen if config.mode == "frozen" else _end_to_end)(options, config, images)
         ]
-        for record in records:
-            record.write(folder / record_path(record))
-        written = write_report(read_records(folder), folder)
-    tell(records, written, folder, quick=options.quick)
+        return conclude(records, options.folder, quick=options.is_quick, report=report)
 
 
 def _require_names(names: list[str]) -> None:

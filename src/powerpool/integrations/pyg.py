@@ -152,7 +152,7 @@ class SecondOrderAggregation(_PowerAggregation):
         mode: ``"spectral"`` or ``"elementwise"``.
         beta: how much of the mean of the graph is removed, 0 (autocorrelation) to 1 (covariance).
         solver: see :func:`powerpool.spectral`; also ``"gram"``, where every graph has fewer nodes than channels.
-        eps, check, trace_power, slope: see :mod:`powerpool.functional`.
+        eps, check, trace_power, slope: see :func:`powerpool.second_order_pool`.
 
     Example:
         >>> import torch, powerpool as pp
@@ -298,7 +298,7 @@ class FirstOrderPowerAggregation(_PowerAggregation):
     Args:
         channels: C of the node features (N, C).
         curve: a curve, its name, or None for the plain mean.
-        check: see :mod:`powerpool.functional`.
+        check: see :func:`powerpool.first_order_pool`.
 
     Example:
         >>> import torch, powerpool as pp

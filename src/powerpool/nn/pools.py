@@ -160,7 +160,7 @@ class SecondOrderPool2d(_SecondOrderBase):
         reduce_to: channels after a 1 x 1 convolution (no bias) and ReLU; None for none.
         solver: see :func:`powerpool.spectral`; also ``"gram"``.
         sigma, alpha: width and weight of the coordinates.
-        eps, check, trace_power, slope: see :mod:`powerpool.functional`.
+        eps, check, trace_power, slope: see :func:`powerpool.second_order_pool`.
 
     Example:
         >>> import torch, powerpool as pp
@@ -222,7 +222,7 @@ class SecondOrderPool2d(_SecondOrderBase):
 class SecondOrderFactor2d(_SecondOrderBase):
     r"""Spectral second-order pooling of a map that never forms C x C: the factors of :func:`powerpool.gram_factor`.
 
-    For large C, with :class:`FactoredHead`. Arguments as in :class:`SecondOrderPool2d`.
+    For large C, with :class:`powerpool.nn.FactoredHead`. Arguments as in :class:`SecondOrderPool2d`.
 
     Example:
         >>> import torch, powerpool as pp

@@ -383,6 +383,7 @@ def test_a_gpu_that_is_not_there_is_refused(tmp_path, monkeypatch):
 # ---- several processes -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.stress  # test_ranks.py has the same under torchrun
 def test_two_processes_train_as_one(tmp_path):
     config = small_config(epochs=2, batch_size=5, jitter=0.2)
     one = train(tmp_path / "one", config, network(dropout=0.0))

@@ -10,6 +10,7 @@ from typing import ClassVar
 
 from powerpool.experiments.document import Bold
 from powerpool.experiments.paper import Figure
+from powerpool.experiments.quick import is_quick
 from powerpool.experiments.tables.formats import MISSING, as_printed, mean, p_text, signed, spread
 from powerpool.records import RunRecord
 
@@ -134,6 +135,11 @@ class Group:
     @property
     def records(self) -> list[RunRecord]:
         return [row.record for row in self.rows]
+
+    @property
+    def is_quick(self) -> bool:
+        """Whether a row is of a quick run: what is said of the rows beside one another then means nothing."""
+        return any(map(is_quick, self.records))
 
     @property
     def baseline_record(self) -> RunRecord | None:
