@@ -118,6 +118,6 @@ def test_the_recipe_of_a_set_of_pictures_is_found(data):
 @pytest.mark.parametrize("data", [*KNOWN, "digits"])
 def test_quick_is_quick_for_every_set(data):
     quick = vision.read_config(vision.ReproduceVisionOptions(data=[data], quick=True, mode="frozen"), data)
-    assert (quick.crops.size, quick.crops.count, quick.head.epochs, quick.training.epochs) == (64, 2, 3, 1)
+    assert (quick.crops.size, quick.crops.count, quick.head.epochs, quick.training.epochs) == (64, 1, 3, 1)
     for method in VISION_METHODS:
         assert len(list(replace(quick, pool=replace(quick.pool, method=method)).points())) == 1
