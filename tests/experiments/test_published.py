@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from powerpool.configs import read_recipe
+from powerpool.experiments import tables
 from powerpool.experiments.graph import PLACES
 from powerpool.experiments.report import BASELINE, read_records, record_path, write_report
 from powerpool.pipelines.graph.config import PROTOCOLS, GraphConfig
@@ -75,6 +76,18 @@ def test_the_table_of_the_readme_has_the_figures_of_the_records(records):
     for data in PAPER:
         cells = [f"{found[data, method].mean:.1f} ± {found[data, method].std:.1f}" for method in SHOWN]
         assert f"| {data} | {' | '.join(cells)} |" in text
+
+
+def test_the_readme_counts_rows_beside_the_paper(records):
+    text = " ".join((RESULTS.parents[1] / "README.md").read_text(encoding="utf-8").split())
+    groups = tables.group(records, BASELINE, tuple(METHODS))
+    known = {name: [row for group in groups if group.protocol == name for row in group.known] for name in PROTOCOLS}
+    within = sum(bool(row.is_within) for row in known["validation-only"])
+    assert f"{within} of {len(known['validation-only'])} of these rows" in text
+    apart = [row.to_paper for row in known["retrain"] if not row.is_within]
+    assert (len(apart), len(known["retrain"])) == (8, 9)
+    assert "eight of nine rows are 5 to 14 points below it" in text
+    assert (round(max(apart)), round(min(apart))) == (-5, -14)
 
 
 def test_the_page_on_graphs_has_the_figures_of_the_records(records):
