@@ -350,22 +350,23 @@ def test_two_sets_of_one_name_are_refused(own, small, tmp_path, capsys):
         ("flower102", 224, 40_000, 1e-3, (5, 3), 600),
         ("open_mic", 84, 15_000, 1e-4, (2, 2), 1000),
         ("miniimagenet100", 84, 4000, 1e-3, (5, 3), 600),
+        ("miniimagenet100-5-shot", 84, 2000, 1e-3, (5, 3), 600),
         ("omniglot", 28, 8000, 1e-3, (5, 3), 600),
         ("glyphs", 28, 1000, 1e-3, (5, 3), 600),
     ],
 )
 def test_recipes_are_those_of_the_paper(name, size, episodes, rate, queries, count):
     config = read_recipe(f"fewshot/{name}", FewShotConfig)
-    assert config.data == name.removesuffix("-224")
+    assert config.data == name.removesuffix("-224").removesuffix("-5-shot")
     assert (config.size, config.training.episodes, config.training.learning_rate) == (size, episodes, rate)
     assert (config.training.queries, config.test.queries) == queries
-    assert (config.test.way, config.test.shot, config.test.count) == (5, 1, count)
+    assert (config.test.way, config.test.shot, config.test.count) == (5, 5 if name.endswith("-5-shot") else 1, count)
     assert not config.test.transductive
 
 
 def test_every_method_fits_every_recipe():
     names = [name for name in recipe_names() if name.startswith("fewshot/")]
-    assert len(names) == 11
+    assert len(names) == 12
     for name in names:
         kind = fewshot.StudyConfig if name == "fewshot/pretraining" else FewShotConfig
         recipe = read_recipe(name, kind)
