@@ -472,7 +472,7 @@ def test_fewer_classes_come_first_and_each_protocol_has_a_table(plain: Callable[
 def test_each_kind_of_record_is_explained_where_it_is_not_alone(plain: Callable[..., str]) -> None:
     graphs = [runs.run("SOP", [80.0, 84.0]), runs.run("GIN0", [81.0, 82.5])]
     text = plain(*RECORDS, *graphs)
-    assert "overlap. Where a test consists of episodes, a value is the mean accuracy over test episodes" in text
+    assert "overlap.\n\nWhere a test consists of episodes, a value is the mean accuracy over test episodes" in text
     assert "\n\nOver test episodes, p is that of a paired, two-sided t-test over the same test episodes" in text
     assert "Of 7 rows of fewshot, 5 have a figure in the paper, " in text
     assert "Of 2 rows of graph, 2 have a figure in the paper: " in text

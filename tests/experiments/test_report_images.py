@@ -411,7 +411,7 @@ def test_each_pipeline_has_its_own_baseline_order_and_words(plain: Callable[...,
     assert "0 of 1 rows beside the baseline GIN0 are below it." in text
     assert "Of 9 rows of vision, 8 have a figure in the paper, " in text
     assert "1 of 8 rows beside the baseline FOP are below it." in text
-    assert "overlap. Where there is one test split, a value is the share of test pictures" in text
+    assert "overlap.\n\nWhere there is one test split, a value is the share of test pictures" in text
     assert "\n\np is that of a paired, two-sided t-test" in text
     assert "\n\nOn one test split, p is that of McNemar's exact" in text
     assert "Settings of every run of graph:" in text

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -14,10 +14,10 @@ from typing import Any
 from powerpool.checks import ArgumentError
 from powerpool.console import emit, say
 from powerpool.experiments import detail_plots, details, plots, tables
+from powerpool.experiments.configuration import configuration
 from powerpool.experiments.document import (
     Block,
     Bold,
-    Code,
     Contents,
     Heading,
     Items,
@@ -29,7 +29,7 @@ from powerpool.experiments.document import (
 )
 from powerpool.experiments.quick import NOTE, as_quick, is_quick, warning
 from powerpool.experiments.reproduction import reproduction
-from powerpool.experiments.tables import Group
+from powerpool.experiments.tables import Group, Kind
 from powerpool.records import RecordError, RunRecord, make_folder, read_json, write_text
 
 BASELINE = "GIN0"
@@ -44,6 +44,7 @@ PIPELINES = {
 """For each pipeline the module whose ``METHODS`` are in the order of the tables, and what they are tested against."""
 MAKE = " or ".join(f"`powerpool reproduce {pipeline}`" for pipeline in PIPELINES)
 TITLE = "Measured beside the paper"
+READING = "How to read the tables"
 PAGES = ("README.md", "report.html")
 RUN_RECORD = "record.json"
 """What a run folder calls its own record; those of tables are called after methods."""
@@ -190,7 +191,7 @@ def write_report(
         raise RecordError(f"A report needs records (got none): make some with {MAKE}.")
     folder = Path(folder)
     groups = []
-    for pipeline, members in _by_pipeline(records).items():
+    for pipeline, members in tables.by_pipeline(records).items():
         usual_baseline, usual_order = _methods(pipeline)
         groups += tables.group(members, baseline or usual_baseline, usual_order if order is None else order)
     for record in records:  # a damaged one shows before anything is written
@@ -205,9 +206,8 @@ def write_report(
         *_overview(groups),
         Contents(),
         *(block for group, found in zip(groups, pictures, strict=True) for block in _section(group, found)),
-        Heading("Configuration", 2),
-        *_settings(ordered),
-        *_origin(ordered),
+        *_reading(groups),
+        *configuration(ordered),
         *reproduction(ordered),
     ]
     paths = [folder / name for name in PAGES]
@@ -241,29 +241,34 @@ def _methods(pipeline: str) -> tuple[str, tuple[str, ...]]:
     return baseline, tuple(import_module(module).METHODS)
 
 
-def _by_pipeline(records: Sequence[RunRecord]) -> dict[str, list[RunRecord]]:
-    names = sorted({record.pipeline for record in records})
-    return {name: [record for record in records if record.pipeline == name] for name in names}
-
-
 def _overview(groups: Sequence[Group]) -> Iterator[Block]:
-    """What a value, an interval and p are, for each kind of test that there is, and how many rows are below others."""
-    kinds = [kind for kind in tables.KINDS if any(group.kind is kind for group in groups)]
-    values = [_sentence("a value is", kind.value_where, kind.value_text, kind is kinds[0]) for kind in kinds]
+    """How many rows have a figure of the paper, and how many are below it or below the baseline."""
     yield Text(
-        f"Written by powerpool report from records of runs; do not edit. {' '.join(values)} The figures of the paper "
-        "are those it prints."
+        "Written by powerpool report from records of runs; do not edit. What a value, an interval and p are is said "
+        f"under {READING}, behind the tables. The figures of the paper are those it prints."
     )
     several = len({group.pipeline for group in groups}) > 1
     counted = [group for group in groups if not group.is_quick]
     for pipeline in sorted({group.pipeline for group in groups}):
         of = f" of {pipeline}" if several else ""
-        for kind in kinds:
+        for kind in _kinds(groups):
             found = [group for group in counted if group.pipeline == pipeline and group.kind is kind]
             if found:
                 yield Text(f"{kind.count_paper(found, of)} {_count_below(found)}")
+
+
+def _reading(groups: Sequence[Group]) -> Iterator[Block]:
+    """What a value, an interval and p are, for each kind of test that there is."""
+    yield Heading(READING, 2)
+    kinds = _kinds(groups)
+    for kind in kinds:
+        yield Text(_sentence("a value is", kind.value_where, kind.value_text, kind is kinds[0]))
     for kind in kinds:
         yield Text(_sentence("p is", kind.p_where, kind.p_text, kind is kinds[0]))
+
+
+def _kinds(groups: Sequence[Group]) -> list[Kind]:
+    return [kind for kind in tables.KINDS if any(group.kind is kind for group in groups)]
 
 
 def _sentence(start: str, place: str, end: str, is_first: bool) -> str:
@@ -367,89 +372,6 @@ def _spectra(group: Group, path: Path) -> Iterator[Block]:
     ]
     if part:
         yield Items(part)
-
-
-def _settings(records: Sequence[RunRecord]) -> Iterator[Block]:
-    """What all runs of a pipeline have in common, and where they differ, beyond the names of data and methods."""
-    pipelines = _by_pipeline(records)
-    for pipeline, members in pipelines.items():
-        common, different = _compare_settings(members)
-        of = f" of {pipeline}" if len(pipelines) > 1 else ""
-        yield Text(f"Settings of every run{of}:")
-        yield Code("\n".join(common) or "none in common")
-        if different:
-            yield Text(f"Settings in which runs{of} differ:")
-            yield Table(("setting", "value", "runs"), different)
-
-
-def _compare_settings(records: Sequence[RunRecord]) -> tuple[list[str], list[tuple[str, str, str]]]:
-    flat = [dict(_flat(record.config)) for record in records]
-    names = list(dict.fromkeys(name for settings in flat for name in settings))
-    common: list[str] = []
-    different: list[tuple[str, str, str]] = []
-    for name in names:
-        values = [settings.get(name, tables.MISSING) for settings in flat]
-        if len(set(values)) == 1:
-            common.append(f"{name}: {values[0]}")
-        elif any(value not in (record.method, record.data) for value, record in zip(values, records, strict=True)):
-            # Runs that do not have the setting at all are those that are not named.
-            different += [
-                (name, value, _where([other == value for other in values], records))
-                for value in dict.fromkeys(values)
-                if value != tables.MISSING
-            ]
-    return common, different
-
-
-def _where(chosen: Sequence[bool], records: Sequence[RunRecord]) -> str:
-    """Data sets of which all runs are chosen, protocols of others of which all are, and single runs of the rest."""
-    members: dict[str, dict[str, list[tuple[bool, RunRecord]]]] = defaultdict(lambda: defaultdict(list))
-    for is_chosen, record in zip(chosen, records, strict=True):
-        members[record.data][record.protocol].append((is_chosen, record))
-    parts = []
-    for data, protocols in members.items():
-        if all(is_chosen for runs in protocols.values() for is_chosen, _ in runs):
-            parts.append(data)
-            continue
-        for protocol, runs in protocols.items():
-            if all(is_chosen for is_chosen, _ in runs):
-                parts.append(f"{data} ({protocol})")
-            else:
-                parts += [f"{data} {record.method} ({protocol})" for is_chosen, record in runs if is_chosen]
-    return ", ".join(parts)
-
-
-def _origin(records: Sequence[RunRecord]) -> Iterator[Block]:
-    """Machines and versions, each once."""
-    machines: dict[str, list[str]] = defaultdict(list)
-    for record in records:
-        machines[_machine(record.environment)].append(str(record.environment.get("time", ""))[:10])
-    yield Heading("Where the numbers come from", 2)
-    yield Items(
-        [
-            f"{machine}: {len(dates)} records, {min(dates)}" + (f" to {max(dates)}" if len(set(dates)) > 1 else "")
-            for machine, dates in machines.items()
-        ]
-    )
-
-
-def _machine(environment: dict[str, Any]) -> str:
-    facts = environment.get
-    versions = [f"{name} {facts(name)}" for name in ("python", "torch", "powerpool") if facts(name)]
-    commit = facts("commit")
-    code = "no commit" if commit is None else f"commit {str(commit)[:10]}{' with changes' if facts('dirty') else ''}"
-    machine = str(facts("cuda") or facts("processor") or "unknown machine")
-    threads = [f"threads {facts('threads')}"] if facts("threads") else []
-    return ", ".join([machine, *threads, *versions, code])
-
-
-def _flat(settings: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Nested settings by dotted names."""
-    for name, value in settings.items():
-        if isinstance(value, dict) and value:
-            yield from _flat(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", str(value)
 
 
 def _has_schema(path: Path) -> bool:

@@ -8,7 +8,7 @@ from powerpool.experiments.tables.answers import accuracies, right_by_episode, r
 from powerpool.experiments.tables.base import Comparison, Group, Kind, Row, chosen
 from powerpool.experiments.tables.findings import order_findings
 from powerpool.experiments.tables.formats import MISSING, signed
-from powerpool.experiments.tables.grouping import KINDS, group
+from powerpool.experiments.tables.grouping import KINDS, by_pipeline, group
 from powerpool.experiments.tables.words import introduction, losses, table
 
 __all__ = [
@@ -19,6 +19,7 @@ __all__ = [
     "Kind",
     "Row",
     "accuracies",
+    "by_pipeline",
     "chosen",
     "group",
     "introduction",

@@ -18,6 +18,12 @@ KINDS: tuple[Kind, ...] = (Folds(), Splits(), Episodes())
 """In the order in which a report explains them. Every record has folds: the first is what remains."""
 
 
+def by_pipeline(records: Sequence[RunRecord]) -> dict[str, list[RunRecord]]:
+    """Records sorted by what made them, in the order of the names."""
+    names = sorted({record.pipeline for record in records})
+    return {name: [record for record in records if record.pipeline == name] for name in names}
+
+
 def kind_of(records: Iterable[RunRecord]) -> Kind:
     """The kind of a group, in which one record that says more decides."""
     records = list(records)
