@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
+from powerpool import records
 from powerpool.locks import LockedError, locked
 from powerpool.records import RecordError
 
@@ -49,6 +53,79 @@ def test_another_process_holds_the_lock_until_it_is_killed(tmp_path):
         holder.wait(60)
     with locked(tmp_path):
         pass
+
+
+FORKING = """
+import os, sys, time
+from powerpool.locks import LockedError, locked
+with locked(sys.argv[1]):
+    child = os.fork()
+    if child == 0:
+        time.sleep(600)
+    try:
+        with locked(sys.argv[1]):
+            print("lost", flush=True)
+    except LockedError:
+        print(child, flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_the_lock_of_a_killed_process_is_free_though_what_it_forked_lives(tmp_path):
+    command = [sys.executable, "-c", FORKING, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+        child = int(holder.stdout.readline())  # the fork has not released the lock of the one that holds it
+        try:
+            holder.kill()
+            holder.wait(60)
+            os.kill(child, 0)  # it is there
+            with locked(tmp_path):
+                pass
+        finally:
+            os.kill(child, signal.SIGKILL)
+
+
+def test_a_copy_that_leaves_the_block_closes_no_file_of_another(tmp_path):
+    reading, writing = os.pipe()
+    with contextlib.suppress(ZeroDivisionError), locked(tmp_path):
+        child = os.fork()
+        if child == 0:
+            own = os.open(os.devnull, os.O_RDONLY)  # the number of the file that was closed
+            1 / 0  # noqa: B018
+    if child == 0:
+        try:
+            os.fstat(own)
+            os.write(writing, b"open")
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    os.close(writing)
+    assert os.read(reading, 10) == b"open"
+    os.close(reading)
+
+
+def test_what_killed_writes_left_is_removed_unless_it_is_new(tmp_path):
+    deep = tmp_path / "folds" / "MUTAG"
+    deep.mkdir(parents=True)
+    old = time.time() - 2 * records.PART_SECONDS
+    names = {".part-abcd_123.json": False, ".part-abcdefgh": False, ".part-00000-ab.crc": True, "part-abcdefgh": True}
+    for name in names:
+        (deep / name).touch()
+        os.utime(deep / name, (old, old))
+    (deep / ".part-newnewne.json").touch()
+    with locked(tmp_path):
+        assert {name: (deep / name).exists() for name in names} == names
+        assert (deep / ".part-newnewne.json").exists()
+
+
+def test_the_names_of_parts_are_those_that_are_removed(tmp_path):
+    for name in ("result.json", "model", "weights.safetensors"):
+        with records.atomic(tmp_path / name) as part:
+            part.touch()
+            os.utime(part, (0, 0))
+            with locked(tmp_path):
+                assert not part.exists()
+            part.touch()
 
 
 def test_a_lock_that_cannot_be_made_is_an_error_of_its_folder(tmp_path):

@@ -124,6 +124,27 @@ def test_environment_says_where_a_number_comes_from(monkeypatch):
     json.dumps(found, allow_nan=False)
 
 
+def test_the_command_of_a_module_is_called_as_it_is_typed(monkeypatch):
+    for program, called in ((Path(records.__file__).with_name("__main__.py"), "powerpool"), ("x/__main__.py", None)):
+        monkeypatch.setattr(sys, "argv", [str(program), "bench"])
+        assert records.environment()["command"] == f"{called or '__main__.py'} bench"
+
+
+def test_git_is_asked_once_and_takes_no_lock(monkeypatch, tmp_path):
+    asked = []
+
+    def answer(command, **_):
+        asked.append(command)
+        return subprocess.CompletedProcess(command, 0, "abc\n", "")
+
+    monkeypatch.setattr(records, "__file__", str(tmp_path / "records.py"))
+    monkeypatch.setattr(subprocess, "run", answer)
+    for _ in range(2):
+        assert [records.environment()[name] for name in ("commit", "dirty")] == ["abc", True]
+    assert len(asked) == 3
+    assert all("--no-optional-locks" in command for command in asked)
+
+
 def test_commit_is_that_of_the_checkout_and_none_outside(monkeypatch, tmp_path):
     root = Path(records.__file__).parent
     head = subprocess.run(["git", "-C", root, "rev-parse", "HEAD"], capture_output=True, text=True, check=False)

@@ -1,11 +1,14 @@
 """The commands of the page on many processes and machines run, in their order."""
 
+import re
 import subprocess
 import sys
+from typing import get_args
 
 import pytest
 
 from powerpool.cli import main
+from powerpool.experiments.engines import OWN, EngineName
 from powerpool.pipelines.folders import MODEL, RECORD
 from tests.test_readme import ROOT, commands_of
 
@@ -32,5 +35,11 @@ def test_the_commands_of_the_page_on_scaling_run_in_their_order(tmp_path, monkey
 
 def test_every_engine_of_the_page_can_be_asked_for():
     text = (ROOT / "docs/scaling.md").read_text(encoding="utf-8")
-    for name in ("loky", "dask", "ray"):
-        assert f"| `{name}`" in text
+    (table,) = re.findall(r"^\| `--engine`.*\n\|[-|]+\n((?:\|.*\n)+)", text, flags=re.MULTILINE)
+    assert re.findall(r"^\| `(\w+)`", table, flags=re.MULTILINE) == list(get_args(EngineName))
+
+
+def test_the_page_names_the_variables_that_units_do_not_inherit():
+    text = " ".join((ROOT / "docs/scaling.md").read_text(encoding="utf-8").split())
+    sentence = re.search(r"variables that begin with (.*?) it has those of the command alone", text)[1]
+    assert set(re.findall(r"`(\w+)`", sentence)) == set(OWN)

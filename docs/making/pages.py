@@ -21,6 +21,7 @@ TITLES = {
     "graph": "Graphs",
     "vision": "Images",
     "fewshot": "Few-shot learning",
+    "fewshot-pretraining": "Few-shot learning, pre-training",
     "stress": "Killed and taken up again",
 }
 """Of the reports in results, in the order of the menu; others follow by name."""

@@ -39,6 +39,7 @@ CURVES = {
     "Newton-Schulz": ("SOP+NewtonSchulz", "SOP+SC+NewtonSchulz"),
 }
 """A curve and the methods that have it: of graphs, and of images with spatial coordinates."""
+EPISODE_COLUMNS = ("method", "ours", "paper", "ours - RelationNet", "95 % interval of it", "training episodes")
 SOLVERS = ("eigen", "squaring", "gram")
 
 
@@ -49,11 +50,9 @@ def suite(name: str) -> BenchRecord:
 
 
 @cache
-def groups(pipeline: str) -> list[Group]:
-    """The records of a pipeline, by data and protocol; none where nothing is published."""
-    if not (RESULTS / pipeline).exists():
-        return []
-    records = read_records(RESULTS / pipeline)
+def groups(pipeline: str, folder: str | None = None) -> list[Group]:
+    """The records of a pipeline, by data and protocol, in the folder of its name or in another one."""
+    records = read_records(RESULTS / (folder or pipeline))
     return tables.group(records, PIPELINES[pipeline][1], tuple(METHODS[pipeline]))
 
 
@@ -237,20 +236,25 @@ def worst_choice() -> str:
 
 
 def fewshot() -> str:
-    """Accuracy in episodes, where records are published."""
-    shown = groups("fewshot")
-    if not shown:
-        return "No accuracy of few-shot learning is published with this version."
-    parts = []
-    for group in shown:
-        lines = [group.kind.line(group, row) for row in group.rows]
-        names = [name for name in ("method", "ours", "paper", "training episodes") if name in lines[0]]
-        parts.append(
-            f"{group.title}:\n\n" + as_table(names, ([escaped(line[name]) for name in names] for line in lines))
-        )
-        parts.append(as_list(losses(group)))
-    parts.append("All columns are in [results/fewshot](../results/fewshot/README.md).")
-    return "\n\n".join(parts)
+    """Accuracy in episodes."""
+    return "\n\n".join(f"{episodes_table(group)}\n\n{as_list(losses(group))}" for group in groups("fewshot"))
+
+
+def episodes_table(group: Group) -> str:
+    """The columns of a table of episodes that fit on a page."""
+    lines = [group.kind.line(group, row) for row in group.rows]
+    names = [name for name in EPISODE_COLUMNS if any(line.get(name, MISSING) != MISSING for line in lines)]
+    return f"{group.title}:\n\n" + as_table(names, ([escaped(line[name]) for name in names] for line in lines))
+
+
+def pretraining() -> str:
+    """The target of the study of pre-training, and what it says."""
+    (target,) = [
+        group
+        for group in groups("fewshot", "fewshot-pretraining")
+        if any("Pretr" in row.record.method for row in group.rows)
+    ]
+    return f"{episodes_table(target)}\n\n{as_list(target.kind.more_findings(target))}"
 
 
 TABLES: dict[str, Callable[[], str]] = {
@@ -263,6 +267,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "end to end": end_to_end,
     "image order": image_order,
     "few-shot": fewshot,
+    "pre-training": pretraining,
     "curve accuracy": curve_accuracy,
     "curve times": curve_times,
     "solver times": solver_times,

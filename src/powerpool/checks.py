@@ -231,6 +231,12 @@ def require_eps(eps: float) -> None:
         raise ArgumentError(f"eps must be >= 0 and finite (got {eps}); the paper uses 1e-6.")
 
 
+def require_seed(seed: int) -> None:
+    """Refuse a seed that not every generator of random numbers takes."""
+    if not 0 <= seed < 2**31:
+        raise ArgumentError(f"seed must be at least 0 and below 2**31 (got {seed}).")
+
+
 def require_at_least(least: float, group: str, **values: float) -> None:
     """Refuse settings below a bound; ``group`` is what stands before their names and a full stop in a recipe.
 

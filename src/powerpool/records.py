@@ -12,13 +12,16 @@ import json
 import math
 import os
 import platform
+import re
 import shlex
 import stat
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -35,6 +38,10 @@ DENIED = (errno.EACCES, errno.EPERM, errno.EROFS)
 """What the system says where another folder would do."""
 LARGEST = 256 << 20
 """Bytes of a JSON file: those that are written here are far smaller."""
+PART = ".part-"
+"""How the name of a file begins while it is written."""
+PART_SECONDS = 3600.0
+"""A part that was not written to for so long is nobody's any more."""
 DERIVED = ("count", "mean", "std", "interval")
 
 
@@ -62,8 +69,7 @@ PACKAGES = (
 
 def environment() -> dict[str, Any]:
     """Processor, versions, threads, commit, time and command: all that a number depends on beside the code's input."""
-    commit = _git("rev-parse", "HEAD")
-    changes = None if commit is None else _git("status", "--porcelain")
+    commit, dirty = _checkout(Path(__file__).parent)
     return {
         "processor": _processor(),
         "cores": os.cpu_count(),
@@ -76,10 +82,16 @@ def environment() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "variables": {name: value for name, value in sorted(os.environ.items()) if name.startswith(("OMP_", "MKL_"))},
         "commit": commit,
-        "dirty": None if changes is None else bool(changes),
+        "dirty": dirty,
         "time": dt.datetime.now(dt.timezone.utc).isoformat(timespec="seconds"),
-        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "command": shlex.join([_program(), *sys.argv[1:]]),
     }
+
+
+def _program() -> str:
+    """What was typed in the first place; ``python -m powerpool`` has the path of a file there."""
+    given = Path(sys.argv[0])
+    return "powerpool" if given == Path(__file__).with_name("__main__.py") else given.name
 
 
 @contextlib.contextmanager
@@ -95,7 +107,7 @@ def atomic(path: str | Path) -> Iterator[Path]:
     # system allows. mkstemp makes files that only their owner can read.
     suffix = target.suffix if len(target.suffix) <= 16 else ""
     try:
-        handle, name = tempfile.mkstemp(prefix=".part-", suffix=suffix, dir=target.parent)
+        handle, name = tempfile.mkstemp(prefix=PART, suffix=suffix, dir=target.parent)
     except OSError as error:
         raise cannot_write(path, error) from error
     os.close(handle)
@@ -114,6 +126,19 @@ def atomic(path: str | Path) -> Iterator[Path]:
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
+
+
+def remove_parts(folder: str | Path) -> None:
+    """Remove what writes left that were killed, in a folder and below it.
+
+    Those of the last hour stay: another process may be at work below, or a worker of a cluster outlive its command.
+    """
+    ours = re.compile(rf"{re.escape(PART)}[a-z0-9_]{{8}}(\..*)?")  # as tempfile names them, and nobody else
+    for place, _, names in os.walk(folder):
+        for part in (Path(place, name) for name in names if ours.fullmatch(name)):
+            with contextlib.suppress(OSError):
+                if time.time() - part.stat().st_mtime > PART_SECONDS:
+                    part.unlink()
 
 
 def require_writable(path: str | Path, remedy: str = "") -> None:
@@ -372,16 +397,24 @@ def _processor() -> str:
     return platform.processor() or platform.machine()
 
 
-def _git(*arguments: str) -> str | None:
-    """The answer of git about the checkout that this package is in, or None where there is none."""
-    folder = Path(__file__).parent
-    command = ["git", "-C", str(folder), *arguments]
+@cache
+def _checkout(folder: Path) -> tuple[str | None, bool | None]:
+    """The commit of the checkout that the package is in, and whether files differ from it; None where there is none.
+
+    Asked once: the code of this process is that of its start, whatever lies there later.
+    """
+    # An installed copy may lie inside someone else's repository, in its .venv: only tracked files are ours.
+    if _git(folder, "ls-files", "--error-unmatch", "__init__.py") is None:
+        return None, None
+    commit = _git(folder, "rev-parse", "HEAD")
+    changes = None if commit is None else _git(folder, "status", "--porcelain")
+    return commit, None if changes is None else bool(changes)
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    """The answer of git, or None where it has none. It takes no lock, on which a git of the user's would fail."""
+    command = ["git", "--no-optional-locks", "-C", str(folder), *arguments]
     try:
-        # An installed copy may lie inside someone else's repository, in its .venv: only tracked files are ours.
-        ours = [*command[:3], "ls-files", "--error-unmatch", "__init__.py"]
-        tracked = subprocess.run(ours, capture_output=True, check=False)
-        if tracked.returncode != 0:
-            return None
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return None

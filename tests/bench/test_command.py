@@ -15,6 +15,7 @@ from powerpool.bench.command import BenchOptions, suite_cases
 from powerpool.bench.runner import Effort, run_case
 from powerpool.bench.targets import TARGETS
 from powerpool.cli import main
+from powerpool.locks import LockedError, locked
 from tests.bench import samples
 
 POWERPOOL = Path(sys.executable).with_name("powerpool")
@@ -41,7 +42,7 @@ def test_a_suite_prints_tables_and_writes_its_record(curves_run):
     assert made.environment["threads"] == 1
     assert made.environment["variables"]["OMP_WAIT_POLICY"] == "PASSIVE"
     assert made.environment["command"].startswith("powerpool bench --suite=curves --quick=true")
-    assert [file.name for file in out.iterdir()] == ["curves.json"]
+    assert {file.name for file in out.iterdir()} == {"curves.json", ".lock"}
     assert len(made.cases) == 7
     for case in made.cases:
         assert case.name in result.stdout
@@ -166,6 +167,20 @@ def test_a_folder_that_cannot_be_made_is_refused_before_anything_is_measured(tmp
     for out in (tmp_path / "file", tmp_path / "file" / "below"):
         with pytest.raises(ValueError, match="Cannot make the folder"):
             command.run(BenchOptions(out=out))
+
+
+def test_quick_records_do_not_take_the_place_of_full_ones(tmp_path, monkeypatch):
+    assert BenchOptions().folder == Path("runs/bench")
+    assert BenchOptions(quick=True).folder == Path("runs/bench-quick")
+    assert BenchOptions(quick=True, out=tmp_path).folder == tmp_path
+    assert not [word for word in command.as_arguments(BenchOptions()) if word.startswith("--out")]
+
+
+def test_a_folder_is_for_one_command_at_a_time(tmp_path, monkeypatch):
+    monkeypatch.setattr(launch, "is_set", lambda threads: True)
+    monkeypatch.setattr(command, "run_suite", lambda *_: pytest.fail("it was measured"))
+    with locked(tmp_path), pytest.raises(LockedError, match="is at work in"):
+        command.run(BenchOptions(out=tmp_path))
 
 
 def test_another_run_is_not_resumed(tmp_path, monkeypatch):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -114,6 +115,20 @@ def any_bank(mean: bool = False, channels: int = 3) -> PictureBank:
     pictures = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (6, channels, 5, 5), dtype=np.uint8))
     bank = PictureBank(pictures, torch.tensor([0, 0, 0, 1, 1, 1]), ("a", "b"), tuple("uvwxyz"))
     return bank.centred() if mean else bank
+
+
+def test_groups_are_centred_each_by_itself():
+    bank, groups = any_bank(), torch.tensor([7, 3, 7, 3, 7, 3])
+    pixels, found = bank.pictures / 255, bank.centred(groups).batch(torch.tensor([[5, 0], [2, 1]]))
+    for place, row in ((0, 0), 5), ((0, 1), 0), ((1, 0), 2), ((1, 1), 1):
+        torch.testing.assert_close(found[place], pixels[row] - pixels[groups == groups[row]].mean(0))
+
+
+@pytest.mark.parametrize("groups", [None, torch.zeros(6, dtype=torch.long)])
+def test_a_mean_belongs_to_its_groups(groups):
+    mean = torch.zeros(3, 5, 5) if groups is not None else torch.zeros(2, 3, 5, 5)
+    with pytest.raises(ShapeError, match="one for each group where there are groups"):
+        replace(any_bank(), mean=mean, groups=groups)
 
 
 @given(

@@ -184,7 +184,7 @@ def test_spectra_are_drawn_for_the_methods_that_have_them(tmp_path: Path) -> Non
 def test_folds_that_are_not_in_the_mean_are_named(tmp_path: Path) -> None:
     folds = ({"spectrum": detailed.spectrum(size)} for size in (4, 8, 8))
     text = report([with_folds(*folds)], tmp_path)
-    assert "- SOP: 2 of 3 folds, those that chose 8 channels\n" in text
+    assert "- SOP: 2 of 3 folds, those with matrices of side 8\n" in text
 
 
 def test_zeros_of_a_spectrum_are_not_drawn(tmp_path: Path) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import pickle
 import signal
 import subprocess
 import sys
+import types
 from collections.abc import Iterator
 from concurrent.futures import BrokenExecutor
 from dataclasses import replace
@@ -122,6 +124,74 @@ def test_a_unit_has_the_variables_of_the_command_whatever_its_worker_has(tmp_pat
         [sys.executable, "-c", code], env=os.environ | WORKER_VARIABLES, capture_output=True, text=True, check=True
     )
     assert str(one["set"]) == plain.stdout.strip()
+
+
+def variables(*names: str) -> dict[str, str | None]:
+    return {name: os.environ.get(name) for name in names}
+
+
+def test_a_unit_has_no_variables_of_its_worker_that_change_data_or_numbers(tmp_path, monkeypatch):
+    names = ("POWERPOOL_DATA", "XDG_CACHE_HOME", "ATEN_CPU_CAPABILITY", "MKL_CBWR", "KMP_AFFINITY", "UNTOUCHED")
+    for name in names:
+        monkeypatch.setenv(name, "default")  # of the worker
+    given = orders(tmp_path, variables={**WORKER_VARIABLES, "XDG_CACHE_HOME": "cache", "POWERPOOL_DATA": "data"})
+    assert list(run_alone(call(variables, *names), given).values()) == ["data", "cache", None, None, None, "default"]
+
+
+def test_the_variables_of_the_command_are_those_of_its_units(tmp_path, monkeypatch):
+    found = []
+
+    @contextlib.contextmanager
+    def engine(cluster, jobs, given):
+        found.append(given)
+        yield None
+
+    monkeypatch.setattr(engines, "_dask", engine)
+    for name in ("XDG_CACHE_HOME", "POWERPOOL_DATA", "MKL_CBWR", "OMP_NUM_THREADS", "EDITOR"):
+        monkeypatch.setenv(name, "mine")
+    monkeypatch.setattr(engines.importlib.util, "find_spec", lambda name: True)
+    with engines.opened(Engine("dask"), 1, WORKER_VARIABLES, tmp_path):
+        pass
+    (given,) = found
+    assert {"XDG_CACHE_HOME": "mine", "POWERPOOL_DATA": "mine", "MKL_CBWR": "mine"}.items() <= given.variables.items()
+    assert given.variables["OMP_NUM_THREADS"] == "1"
+    assert "EDITOR" not in given.variables
+
+
+def test_a_file_in_the_working_folder_takes_the_place_of_no_module(tmp_path):
+    (tmp_path / "random.py").write_text("raise RuntimeError('not this one')")
+    assert run_alone(call(int, 3), orders(tmp_path)) == 3
+
+
+def test_what_cannot_be_imported_is_told_and_is_no_death(tmp_path, monkeypatch):
+    module = types.ModuleType("only_here")
+    module.work = type("Work", (), {"__module__": "only_here", "__qualname__": "work"})
+    monkeypatch.setitem(sys.modules, "only_here", module)
+    with pytest.raises(EngineError, match=r"cannot run units: ModuleNotFoundError: No module named 'only_here'"):
+        run_alone(call(module.work), orders(tmp_path))
+
+
+def test_dask_keeps_no_call_that_was_answered(tmp_path):
+    """It would run it again when a worker dies that holds the answer, which nobody wants any more."""
+
+    class Sent:
+        def add_done_callback(self, callback):
+            self.answer = partial(callback, self)
+
+        def result(self):
+            assert slot.sent is None  # the next call may come as soon as this one is passed on
+            return 7
+
+        def cancel(self, force):
+            pytest.fail("it was answered")
+
+    sent = Sent()
+    slot = engines._DaskSlot(types.SimpleNamespace(submit=lambda *_, **__: sent), orders(tmp_path))
+    ours = slot.submit(int)
+    assert slot.sent is sent
+    sent.answer()
+    assert ours.result() == 7
+    slot.shutdown()
 
 
 @pytest.mark.parametrize("how, said", [(signal.SIGKILL, r"\{SIGKILL\(-9\)\}"), (None, r"\{EXIT\(3\)\}")])

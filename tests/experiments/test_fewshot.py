@@ -60,7 +60,7 @@ def reproduce(out: Path, recipe: Path, *words: object) -> int:
 def results(folder: Path) -> dict[str, int]:
     """When each result was written."""
     files = (folder / "trainings").rglob("*.json")
-    return {str(file.relative_to(folder)): file.stat().st_mtime_ns for file in files}
+    return {str(file.relative_to(folder)): file.stat().st_mtime_ns for file in files if file.name != "data.json"}
 
 
 def by_name(folder: Path) -> dict[tuple[str, str, str], RunRecord]:
@@ -105,12 +105,13 @@ def test_records_and_report_are_written(done):
 def test_the_values_are_those_of_the_training(done, own, small, tmp_path):
     recipe = read_recipe(small, FewShotConfig)
     config = fewshot.with_method(replace(recipe, data=str(own)), "SoSN(x)+SigmE", 1)
-    expected = evaluation.train_and_test(config, tmp_path)
+    expected = evaluation.train_and_test(config, tmp_path, evaluation.read_set(config).digest)
     record = by_name(done)["bars", "SoSN(x)+SigmE", "2-way-1-shot"]
     for name in ("value", "right_by_episode", "chosen", "validation", "curves"):
         assert record.folds[0][name] == expected[name]
     assert record.config["data_digest"] == evaluation.read_set(config).digest
-    again = evaluation.assess_again(config, tmp_path, expected, EpisodeConfig(way=4, count=6))
+    digest = record.config["data_digest"]
+    again = evaluation.assess_again(config, tmp_path, digest, expected, EpisodeConfig(way=4, count=6))
     other = by_name(done)["bars", "SoSN(x)+SigmE", "4-way-1-shot"]
     assert other.folds[0]["right_by_episode"] == again["right_by_episode"]
 
@@ -239,7 +240,8 @@ def test_the_second_training_starts_from_the_first(study, own, small, tmp_path):
     (first,) = (study / "trainings" / "others").glob("SoSN(x+L)+SigmE-*")
     assert load_run(first).network.config.method == "SoSN(x+L)+SigmE"
     config = fewshot.with_method(replace(read_recipe(small, FewShotConfig), data=str(own)), "SoSN(x+L)+SigmE", 1)
-    expected = evaluation.train_and_test(replace(config, pretrained=str(first)), tmp_path)
+    config = replace(config, pretrained=str(first))
+    expected = evaluation.train_and_test(config, tmp_path, evaluation.read_set(config).digest)
     record = by_name(study)["bars", "SoSN(x+L)+Pretr+SigmE", "2-way-1-shot"]
     assert record.folds[0]["curves"] == expected["curves"]
 
@@ -335,6 +337,21 @@ def test_seeds_that_draw_other_classes_are_refused(own, small, tmp_path, capsys)
     assert "another seed draws other classes to test on" in capsys.readouterr().err
 
 
+def test_a_recipe_that_starts_from_another_run_is_refused(own, small, tmp_path, capsys):
+    started = tmp_path / "started.yaml"
+    started.write_text(f"{small.read_text()}pretrained: runs/first\n")
+    assert reproduce(tmp_path / "out", started, "--data", own) == 2
+    assert "must not name a run to start from (got pretrained runs/first)" in capsys.readouterr().err
+
+
+def test_training_has_as_many_support_pictures_as_are_asked_for(small, tmp_path):
+    one = tmp_path / "one.yaml"
+    one.write_text(small.read_text().replace("training: {", "training: {shot: 2, "))
+    for shots, wanted in (([], 2), ([1, 3], None)):
+        options = fewshot.ReproduceFewShotOptions(recipe=str(one), shots=shots)
+        assert fewshot.read_config(options, "glyphs").training.shot == wanted
+
+
 def test_two_sets_of_one_name_are_refused(own, small, tmp_path, capsys):
     other = Path(shutil.copytree(own, tmp_path / "elsewhere" / own.name))
     assert reproduce(tmp_path / "out", small, "--data", own, other, "--methods", "SoSN(x)") == 2
@@ -417,6 +434,6 @@ def test_a_study_reads_both_budgets_from_its_recipe():
     config = fewshot.read_config(options, None)
     assert (config.target.data, config.first.data) == ("flower102", "miniimagenet100")
     assert (config.first.size, config.target.size) == (84, 84)
-    assert (config.first.training.episodes, config.target.training.episodes) == (600, 600)
+    assert (config.first.training.episodes, config.target.training.episodes) == (300, 300)
     quick = fewshot.read_config(replace(options, quick=True, source="omniglot"), None)
     assert (quick.first.data, quick.first.training.episodes) == ("omniglot", quick.target.training.episodes)

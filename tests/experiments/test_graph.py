@@ -90,8 +90,9 @@ def test_the_values_are_those_of_the_protocols(quick):
         recipe = graph.read_config(graph.ReproduceGraphOptions(quick=True, download=False), "MUTAG")
         beta = 0.0 if method == "GIN0" else 1.0
         config = replace(recipe, model=replace(recipe.model, method=method, beta=beta))
-        chosen = [evaluation.validation_only(config, fold) for fold in range(3)]
-        again = [evaluation.retrain(config, fold, result) for fold, result in enumerate(chosen)]
+        digest = evaluation.read_graphs(config).digest
+        chosen = [evaluation.validation_only(config, fold, digest) for fold in range(3)]
+        again = [evaluation.retrain(config, fold, digest, result) for fold, result in enumerate(chosen)]
         for suffix, results in (("", chosen), (".retrain", again)):
             record = RunRecord.read(quick / "MUTAG" / f"{method}{suffix}.json")
             assert list(record.values) == [result["value"] for result in results]
@@ -292,9 +293,10 @@ def test_kill_9_costs_the_folds_in_progress_and_the_number_of_jobs_changes_nothi
     assert all((out / name).is_file() for name in ("README.md", "report.html"))
     for method in TWO[1:]:
         config = small_config(method, model={"eta": 5.0}, training={"epochs": 60})
+        digest = evaluation.read_graphs(config).digest
         record = RunRecord.read(out / "MUTAG" / f"{method}.json")
         for fold in record.folds:
-            expected = evaluation.validation_only(config, fold["fold"])
+            expected = evaluation.validation_only(config, fold["fold"], digest)
             for name in ("value", "chosen", "epoch", "validation_accuracy"):
                 assert fold[name] == expected[name]
             assert fold["test_loss"] == pytest.approx(expected["test_loss"], rel=1e-5)

@@ -6,9 +6,17 @@ import pytest
 
 import powerpool
 from powerpool.experiments import provenance
-from powerpool.experiments.provenance import code_digest, fingerprint, origin_of, with_origin, without_origin
+from powerpool.experiments.provenance import (
+    code_digest,
+    fingerprint,
+    guarded,
+    origin_of,
+    with_origin,
+    without_origin,
+)
+from powerpool.records import RecordError, environment
 
-START = {"commit": "now", "dirty": False, "time": "2026-03-01", "threads": 8, "variables": {}, "processor": "a machine"}
+START = {**environment(), "commit": "now", "dirty": False, "time": "2026-03-01", "threads": 8, "variables": {}}
 
 
 @pytest.fixture
@@ -55,14 +63,39 @@ def test_settings_and_versions_count_and_their_order_does_not(copy, monkeypatch)
     assert fingerprint("vision", {"b": 2, "a": 1}) == first
     assert fingerprint("vision", {"a": 1, "b": 2}, "more") != first
     assert fingerprint("vision", {"a": 1, "b": 2.5}) != first
-    monkeypatch.setattr(provenance.torch, "__version__", "9.9")
-    assert fingerprint("vision", {"a": 1, "b": 2}) != first
+    for owner, name, value in (
+        (provenance.torch, "__version__", "9.9"),
+        (provenance.platform, "python_version", lambda: "3.99"),
+        (provenance, "_pillow", lambda: None),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, value)
+            assert fingerprint("vision", {"a": 1, "b": 2}) != first
+    assert fingerprint("vision", {"a": 1, "b": 2}) == first
+
+
+def test_pillow_counts_where_it_is_installed(monkeypatch):
+    pillow = pytest.importorskip("PIL")
+    assert provenance._pillow() == pillow.__version__
+    monkeypatch.setattr(provenance, "find_spec", lambda name: None)
+    assert provenance._pillow() is None
+
+
+def test_a_worker_with_other_code_than_the_command_is_refused(copy):
+    work = {pipeline: guarded(pipeline, lambda: {"value": 1}) for pipeline in ("graph", "vision")}
+    (copy / "pipelines" / "graph" / "b.py").write_text("changed = True\n")
+    with pytest.raises(RecordError, match=r"code of powerpool has changed since the command started.*command again"):
+        work["graph"]()
+    assert without_origin(work["vision"]()) == {"value": 1}
 
 
 def test_a_result_keeps_where_it_came_from(monkeypatch):
     monkeypatch.setattr(provenance, "environment", lambda: {**START, "commit": "then", "time": "2026-01-01"})
     found = with_origin(lambda: {"value": 1})
-    assert found == {"value": 1, "origin": {"commit": "then", "dirty": False, "time": "2026-01-01"}}
+    assert found["value"] == 1
+    assert {"commit": "then", "dirty": False, "time": "2026-01-01"}.items() <= found["origin"].items()
+    assert found["origin"]["processor"] == START["processor"]
+    assert not {"command", "threads", "variables"} & found["origin"].keys()
     assert without_origin(found) == {"value": 1}
 
 
@@ -77,10 +110,23 @@ def test_a_result_keeps_where_it_came_from(monkeypatch):
 )
 def test_a_record_names_the_code_of_all_its_results(origins, commit, dirty):
     results = [
-        {"origin": {"commit": name, "dirty": changed, "time": f"2026-02-0{9 - number}"}}
+        {"origin": {**START, "commit": name, "dirty": changed, "time": f"2026-02-0{9 - number}"}}
         for number, (name, changed) in enumerate(origins)
     ]
     found = origin_of(results, START)
     assert (found["commit"], found["dirty"]) == (commit, dirty)
     assert found["time"] == f"2026-02-0{10 - len(origins)}"  # the first of them
-    assert (found["threads"], found["processor"]) == (1, "a machine")
+    assert (found["threads"], found["processor"]) == (1, START["processor"])
+
+
+def test_a_record_names_the_machines_of_its_results_and_not_that_of_who_went_on(monkeypatch):
+    older = {**START, "processor": "old", "cores": 2, "python": "3.10", "packages": {"numpy": "1", "pillow": "9"}}
+    newer = {**older, "processor": "new", "cores": 4, "packages": {"numpy": "2", "pillow": "9", "scipy": "1"}}
+    found = origin_of([{"origin": older}, {"origin": newer}, {"origin": older}], START)
+    assert (found["processor"], found["cores"], found["python"]) == ("new, old", "2, 4", "3.10")
+    assert found["packages"] == {"numpy": "1, 2", "pillow": "9", "scipy": "1"}
+    assert found["command"] == START["command"]
+    alone = origin_of([{"origin": older}], START)
+    assert {name: alone[name] for name in ("processor", "cores", "packages")} == {
+        name: older[name] for name in ("processor", "cores", "packages")
+    }

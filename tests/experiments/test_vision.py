@@ -12,11 +12,11 @@ from powerpool.checks import ArgumentError, PowerPoolError
 from powerpool.cli import main
 from powerpool.experiments import runner, vision
 from powerpool.experiments.report import read_records
-from powerpool.pipelines.vision import evaluation
+from powerpool.pipelines.vision import evaluation, extraction
 from powerpool.pipelines.vision.extraction import open_features
 from powerpool.records import RunRecord
 from tests.experiments.threads import Threads
-from tests.pipelines.vision.samples import use_tiny, write_pictures
+from tests.pipelines.vision.samples import tiny_backbone, use_tiny, write_pictures
 
 TWO = ["FOP", "SOP+SC+SpecMaxExpF"]
 HEADS = {"ridge": "frozen", "softmax": "frozen-softmax"}
@@ -28,6 +28,7 @@ def cache(tmp_path_factory):
     folder = tmp_path_factory.mktemp("cache")
     with pytest.MonkeyPatch.context() as patch:
         use_tiny(patch)
+        patch.setattr(vision, "load_backbone", lambda name, **options: tiny_backbone())
         patch.setattr(runner, "_make_executor", Threads)
         patch.setenv("POWERPOOL_CACHE", str(folder))
         yield folder
@@ -134,6 +135,15 @@ def test_other_settings_and_pictures_never_mix_with_earlier_results(copy, tmp_pa
     assert len(after) == len(files) + 2 + 2
 
 
+def test_results_on_features_that_another_pillow_made_are_not_mixed(copy, own, monkeypatch):
+    files = results(copy)
+    monkeypatch.setattr(extraction, "_made_by", lambda: "another version")
+    assert reproduce(copy, own, "--methods", "FOP", "--heads", *HEADS) == 0
+    after = results(copy)
+    assert {name: after[name] for name in files} == files
+    assert len(after) == len(files) + 2
+
+
 def test_a_value_that_a_method_cannot_have_shows_before_the_features(tmp_path, own, monkeypatch, capsys):
     monkeypatch.setattr(vision, "extract", None)
     (tmp_path / "mine.yaml").write_text("grid: {eta: [2.5]}\n")
@@ -182,6 +192,9 @@ def test_trainings_end_to_end_are_not_repeated_and_never_mix(own, tmp_path, monk
     assert [record.method for record in read_records(out)] == ["FOP"]
     assert main([*words, "--seed", "1"]) == 0
     assert trained == [0, 1]
+    monkeypatch.setattr(vision, "load_backbone", lambda name, **options: tiny_backbone(seed=1))
+    assert main(words) == 0  # other weights under the same name
+    assert trained == [0, 1, 0]
 
 
 def test_two_sets_of_one_name_are_refused(own, tmp_path, capsys):

@@ -230,6 +230,23 @@ def test_the_spectrum_is_pushed_forward(used_page: Page) -> None:
     assert (edges[0], edges[-1]) == (pytest.approx(1e-6), pytest.approx(1))
 
 
+def test_what_follows_is_told_once_a_control_is_let_go(page: Page) -> None:
+    assert text(page, "status") == ""
+    assert page.evaluate("document.querySelectorAll('[aria-live]').length") == 0
+    type_number(page, "eta", "20")
+    page.settle()
+    told = text(page, "status")
+    assert text(page, "time") in told
+    assert text(page, "rank").replace(" → ", " to ") in told
+    assert told.endswith("Slope at 0: 20.")
+    assert page.evaluate("document.querySelectorAll('[aria-describedby]').length") == 11
+    assert page.evaluate(
+        "[...document.querySelectorAll('[aria-describedby]')]"
+        ".every((one) => document.getElementById(one.getAttribute('aria-describedby')))"
+    )
+    assert page.evaluate("document.getElementById('status').getBoundingClientRect().width") <= 1
+
+
 def test_all_controls_are_reached_by_keys_and_have_names(page: Page) -> None:
     names = page.evaluate(
         "[...document.querySelectorAll('input, select, button')].filter((one) => one.offsetParent && !one.disabled)"

@@ -5,7 +5,9 @@ import hashlib
 import html
 import json
 import re
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +20,7 @@ from powerpool.explore.command import ExploreOptions
 from powerpool.explore.page import json_in_html
 from powerpool.inspect import Inspection, inspect_features
 from powerpool.records import RecordError
+from tests.inspection.foreign import Straight
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +115,21 @@ def test_a_curve_that_does_not_divide_by_the_trace_is_told_it(curve: pp.curves.C
     assert found.suggestion["asinhe"] == pytest.approx(found.suggestion["maxexp"])
 
 
+def test_a_curve_of_ones_own_begins_with_another() -> None:
+    found = spectra_of(inspect_features(features(), Straight(3.0)))
+    assert found.start == ("maxexp", found.suggestion["maxexp"])
+    assert "cannot draw the curve of the run, Straight" in found.notes[-1]
+    assert found.rounding is None
+
+
+@pytest.mark.parametrize("kind", pp.curves.CURVES.values())
+def test_every_curve_of_powerpool_can_be_drawn(kind: Any) -> None:
+    assert not any("cannot draw" in note for note in spectra_of(inspect_features(features(), kind(1.0))).notes)
+
+
 def test_what_the_page_cannot_show_is_said() -> None:
+    beside = spectra_of(inspect_features(features(), pp.MaxExp(5), trace_power=0.5, slope=0.25))
+    assert beside.notes == ("The page leaves out what the run does beside its curve: trace power 0.5 and slope 0.25.",)
     plain = spectra_of(inspect_features(features()))
     assert plain.start == ("maxexp", plain.suggestion["maxexp"])
     assert "no curve" in plain.notes[0]
@@ -138,9 +155,11 @@ def test_the_command_shows_a_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inspection: Inspection, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked = []
-    monkeypatch.setattr(command, "inspect_run", lambda wanted, watch: asked.append(wanted) or inspection)
+    monkeypatch.setattr(command, "open_run", lambda *given: asked.append(given) or SimpleNamespace(count=30))
+    monkeypatch.setattr(command, "look", lambda source, watch: watch(source.count) or inspection)
     command.run(ExploreOptions(out=tmp_path / "page.html", run="runs/one", samples=7, split="test"))
-    assert (asked[0].run, asked[0].samples, asked[0].split) == ("runs/one", 7, "test")
+    ((folder, which),) = asked
+    assert (folder, which.samples, which.split) == ("runs/one", 7, "test")
     assert html.escape(inspection.headline()) in (tmp_path / "page.html").read_text(encoding="utf-8")
 
 
@@ -151,6 +170,7 @@ def test_the_command_shows_a_run(
         ({"samples": 0}, "samples"),
         ({"seed": -1}, "seed"),
         ({"data": "MUTAG"}, "--run"),
+        ({"split": "test"}, "--run"),
     ],
 )
 def test_bad_options_are_refused(options: dict[str, Any], message: str) -> None:
@@ -163,6 +183,14 @@ def test_a_folder_is_no_file(tmp_path: Path) -> None:
     folder.mkdir()
     with pytest.raises(ArgumentError, match="is a folder"):
         ExploreOptions(out=folder)
+
+
+def test_plotly_is_missed_before_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "open_run", lambda *_: pytest.fail("the work began"))
+    for name in ("plotly", "plotly.offline"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(ModuleNotFoundError, match="plotly"):
+        command.run(ExploreOptions(out=tmp_path / "page.html", run="runs/one"))
 
 
 def test_a_run_that_is_not_there(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from powerpool.cli import COMMANDS
 from powerpool.data.features import FeatureStore
 from powerpool.experiments import sweep
 from powerpool.experiments.fewshot import ReproduceFewShotOptions
+from powerpool.experiments.quick import as_quick
 from powerpool.experiments.report import record_path
 from powerpool.experiments.sweep import SCHEMA, SweepOptions
 from powerpool.figures.measured import open_mic_command, sweep_command
@@ -77,6 +78,24 @@ def test_records_are_looked_for_in_results_and_runs_but_quick_ones_are_not(tmp_p
     published.mkdir(parents=True)
     bench_record(published)
     assert make_figure("timing-eta").panels
+
+
+def test_records_that_say_they_are_quick_are_drawn_only_from_a_named_place(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "runs" / "mine"
+    path = sweep_record(folder, "beta", [0.0])
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"environment": {"quick": True}}))
+    open_mic_records(folder)
+    for file in folder.glob("open_mic-*/*.json"):
+        as_quick(RunRecord.read(file)).write(file)
+    for name in ("sensitivity-beta", "open-mic-1"):
+        with pytest.raises(MissingRecordError):
+            make_figure(name)
+        assert make_figure(name, Sources((folder,))).panels
+    sweep_record(tmp_path / "runs" / "whole", "beta", [0.5])
+    open_mic_records(tmp_path / "results")
+    assert lines("sensitivity-beta", None)[1][0]["SOP+SC+SpecMaxExpF on flower102"].x.tolist() == [0.5]
+    assert make_figure("open-mic-1").panels
 
 
 def sweep_record(folder, setting, values, data="flower102", method="SOP+SC+SpecMaxExpF"):
@@ -142,6 +161,7 @@ def test_a_record_of_the_sweep_itself_is_drawn(tmp_path, capsys):
         for eta, value in ((40.0, 70.0), (5.0, 64.0))
     ]
     sweep._write(SweepOptions(out=str(tmp_path)), "eta", config, features, points, ENVIRONMENT)
+    assert "quick" not in json.loads(next(tmp_path.glob("*.json")).read_text())["environment"]
     _, (found,) = lines("sensitivity-eta", Sources((tmp_path,)))
     line = found["SOP+SC+SpecMaxExpF on stripes"]
     assert (line.x.tolist(), line.y.tolist()) == ([5.0, 40.0], [64.0, 70.0])

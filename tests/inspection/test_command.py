@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import shutil
-from pathlib import Path
 
 import pytest
 import torch
 
 from powerpool.cli import COMMANDS, main
-from powerpool.inspect import Wanted, inspect_run, result, runs
+from powerpool.inspect import Samples, inspect_run, result, runs
 from powerpool.inspect.command import InspectOptions
 from powerpool.inspect.command import run as run_inspect
 from powerpool.inspect.runs import open_run
@@ -97,13 +96,14 @@ def test_a_run_of_graphs_is_shown_and_written(graph, capsys):
 def test_the_matrices_of_a_graph_run_are_those_of_its_network(graph):
     from powerpool.pipelines.graph.runs import load_run
 
-    wanted = Wanted(graph["SOP+SpecMaxExpF"], samples=4, seed=3)
-    source, model = open_run(wanted), load_run(wanted.run)
+    folder, which = graph["SOP+SpecMaxExpF"], Samples(samples=4, seed=3)
+    source, model = open_run(folder, which), load_run(folder)
+    assert source.count == 4
     found = torch.stack([source.normalization.matrix(one.features) for one in source.sets]).float()
-    config = runs.read_recipe(Path(wanted.run, "config.yaml"), _graph_config())
+    config = runs.read_recipe(folder / "config.yaml", _graph_config())
     graphs = model.read(config.data)
     fold = _fold(config, graphs)
-    expected = model.network.pooled(graphs[runs.drawn(fold.train, wanted)])
+    expected = model.network.pooled(graphs[runs.drawn(fold.train, which)])
     torch.testing.assert_close(to_vector(found), expected.detach(), **tolerance(torch.float32, slack=1000))
 
 
@@ -121,15 +121,15 @@ def _fold(config, graphs):
 
 def test_stored_features_are_used_where_they_are_and_give_what_pictures_give(vision, monkeypatch):
     folder, data = vision
-    stored = inspect_run(Wanted(folder, samples=4))
+    stored = inspect_run(folder, Samples(samples=4))
     assert stored.source == "the train pictures of stripes, stored features"
     assert (stored.channels, stored.locations[0]) == (6 + 2 * 5, 72)
-    monkeypatch.setattr(runs, "_stored_maps", lambda wanted, model: None)
-    computed = inspect_run(Wanted(folder, samples=4))
+    monkeypatch.setattr(runs, "_stored_maps", lambda folder, which, model: None)
+    computed = inspect_run(folder, Samples(samples=4))
     assert computed.source == "the train pictures of stripes"
     # Stored in half precision.
     torch.testing.assert_close(stored.before.spectra, computed.before.spectra, rtol=0.05, atol=1e-3)
-    other = inspect_run(Wanted(folder, data=str(data), samples=30))
+    other = inspect_run(folder, Samples(data=str(data), samples=30))
     assert (other.source, other.samples) == ("all pictures of stripes", 18)
 
 
@@ -144,11 +144,11 @@ def test_the_set_of_a_picture_gives_the_vector_of_its_pool(method):
 
 def test_a_few_shot_run_has_its_coordinates(fewshot):
     folders, data = fewshot
-    found = inspect_run(Wanted(folders["SoSN(x)+SC+SigmE"], samples=5))
+    found = inspect_run(folders["SoSN(x)+SC+SigmE"], Samples(samples=5))
     assert found.source == "pictures of the train classes of bars"
     assert (found.samples, found.channels, found.locations[0]) == (5, 4 + 2 * 5, 4)
     assert found.suggestion.mode == "elementwise"
-    assert inspect_run(Wanted(folders["SoSN(x)+SC+SigmE"], data=str(data), samples=50)).samples == 48
+    assert inspect_run(folders["SoSN(x)+SC+SigmE"], Samples(data=str(data), samples=50)).samples == 48
 
 
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,17 +172,24 @@ def test_a_first_order_run_shows_what_second_order_would_see(graph, fewshot, cap
 
 def test_the_sample_is_the_same_for_the_same_seed(graph):
     folder = graph["SOP+SpecMaxExpF"]
-    one, two = (inspect_run(Wanted(folder, samples=4, seed=1)) for _ in range(2))
+    one, two = (inspect_run(folder, Samples(samples=4, seed=1)) for _ in range(2))
     assert torch.equal(one.before.spectra, two.before.spectra)
-    other = inspect_run(Wanted(folder, samples=4, seed=2))
+    other = inspect_run(folder, Samples(samples=4, seed=2))
     assert not torch.equal(one.before.spectra, other.before.spectra)
 
 
 def test_splits_and_other_data(graph):
     folder = graph["SOP+SpecMaxExpF"]
-    counts = {split: inspect_run(Wanted(folder, split=split)).samples for split in ("train", "validation", "test")}
+    counts = {split: inspect_run(folder, Samples(split=split)).samples for split in ("train", "validation", "test")}
     assert sum(counts.values()) == 24
     assert counts["test"] == 8
+
+
+def test_the_bar_is_as_long_as_there_are_samples(graph, vision, fewshot):
+    for folder in (graph["GIN0"], vision[0], fewshot[0]["RelationNet"]):
+        source = open_run(folder, Samples(samples=1000))
+        assert source.count == len(list(source.sets)) < 1000
+        assert open_run(folder, Samples(samples=3)).count == 3
 
 
 def test_data_that_has_changed_is_noted(graph):
@@ -190,7 +197,7 @@ def test_data_that_has_changed_is_noted(graph):
     text = (folder / "data.json").read_text()
     (folder / "data.json").write_text(text.replace('"digest": "', '"digest": "x'))
     try:
-        assert "OWN has changed since the run was trained" in inspect_run(Wanted(folder, samples=2)).notes[0]
+        assert "OWN has changed since the run was trained" in inspect_run(folder, Samples(samples=2)).notes[0]
     finally:
         (folder / "data.json").write_text(text)
 
@@ -212,6 +219,14 @@ def test_typed(typed, graph, tmp_path, capsys, monkeypatch):
     assert {path.name for path in (tmp_path / "out").iterdir()} == {name for name in FILES if name[-4:] not in DRAWN}
 
 
+def test_help_has_the_options_of_samples_in_their_words(typed, capsys):
+    for command, own, samples in (("inspect", "--run RUN", 200), ("explore", "--out OUT", 100)):
+        assert run(command, "--help") == 0
+        said = " ".join(capsys.readouterr().out.split())
+        for expected in (own, "--split SPLIT", "--seed SEED of the draw", "drawn at random", f"default: {samples})"):
+            assert expected in said
+
+
 def test_typed_wrongly(typed, tmp_path, capsys):
     assert run("inspect", "--run", tmp_path / "none") == 2
     said = capsys.readouterr().err
@@ -228,29 +243,29 @@ def test_no_run_and_no_model(tmp_path):
     with pytest.raises(
         RecordError, match=r"There is no run folder .*none of `powerpool train graph`, `powerpool train vision` or"
     ):
-        inspect_run(Wanted(tmp_path / "none"))
+        inspect_run(tmp_path / "none")
     with pytest.raises(RecordError, match=r"holds no model\.pt: it is no run, or its training did not end"):
-        inspect_run(Wanted(tmp_path))
+        inspect_run(tmp_path)
 
 
 def test_a_damaged_model(tmp_path):
     (tmp_path / "model.pt").write_bytes(b"PK nothing")
     with pytest.raises(RecordError, match=r"model\.pt"):
-        inspect_run(Wanted(tmp_path))
+        inspect_run(tmp_path)
     torch.save({"weights": {}}, tmp_path / "model.pt")
     with pytest.raises(RecordError, match="is no model of powerpool: its pipeline is None"):
-        inspect_run(Wanted(tmp_path))
+        inspect_run(tmp_path)
     torch.save({"pipeline": "graph", "format": 1}, tmp_path / "model.pt")
     with pytest.raises(RecordError, match="is a damaged model"):
-        inspect_run(Wanted(tmp_path))
+        inspect_run(tmp_path)
 
 
 def test_a_model_without_its_settings_needs_data(graph, tmp_path):
     shutil.copy(graph["GIN0"] / "model.pt", tmp_path)
     with pytest.raises(RecordError, match=r"holds no config\.yaml, which says what it was trained on: name data with"):
-        inspect_run(Wanted(tmp_path))
+        inspect_run(tmp_path)
     data = runs.read_recipe(graph["GIN0"] / "config.yaml", _graph_config()).data
-    assert inspect_run(Wanted(tmp_path, data=data)).samples == 24
+    assert inspect_run(tmp_path, Samples(data=data)).samples == 24
 
 
 def test_bad_numbers():

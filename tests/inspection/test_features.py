@@ -14,6 +14,7 @@ import powerpool as pp
 from powerpool.checks import ArgumentError, NotFiniteError, ShapeError, UnknownNameError
 from powerpool.inspect import FeatureSet, Gathering, inspect_features, pictures
 from powerpool.pipelines.pooling import Normalization
+from tests.inspection.foreign import Straight
 
 
 def features(samples: int = 4, channels: int = 6, locations: int = 30, seed: int = 0) -> torch.Tensor:
@@ -238,3 +239,30 @@ def test_pictures_can_be_left_out(tmp_path):
 
 def test_one_channel_is_drawn_too(tmp_path):
     inspect_features(torch.rand(2, 1, 3)).write(tmp_path)
+
+
+@pytest.mark.parametrize("mode", ["spectral", "elementwise"])
+def test_a_curve_of_ones_own_is_measured_and_nothing_is_suggested_for_it(mode):
+    found = inspect_features(features(), Straight(3.0), mode, eps=0.0)
+    torch.testing.assert_close(found.after.spectra, found.before.spectra, rtol=1e-4, atol=1e-6)
+    assert found.notes == ("Straight is a curve of your own, for which no parameter can be suggested.",)
+    assert found.advice().startswith(f"Suggestion: MaxExp with eta {found.suggestion.eta:g} on the spectrum")
+    assert found.suggestion.mode == "spectral"
+    content = found.to_dict()
+    assert (content["curve"], content["parameter"]) == ("Straight", 3.0)
+    assert "Straight" in found.markdown()
+
+
+@pytest.mark.parametrize("kind", pp.curves.CURVES.values())
+def test_there_is_advice_for_every_curve_of_powerpool(kind):
+    found = inspect_features(features(), kind(1.0))
+    assert found.notes == ()
+    assert kind(1.0).parameter_name in found.advice()
+
+
+def test_what_a_pool_does_beside_its_curve_is_told():
+    found = inspect_features(features(), pp.MaxExp(eta=5), eps=1e-3, trace_power=0.5, slope=0.25)
+    assert found.normalization.describe().endswith("on the spectrum, trace power 0.5, slope 0.25")
+    content = found.to_dict()
+    assert (content["eps"], content["trace_power"], content["slope"]) == (1e-3, 0.5, 0.25)
+    assert inspect_features(features(), pp.MaxExp(eta=5)).normalization.describe().endswith("on the spectrum")

@@ -183,6 +183,29 @@ def test_sets_of_a_map_pool_give_its_vectors(mode):
     torch.testing.assert_close(found.float(), expected, **tolerance(torch.float32, slack=10))
 
 
+@pytest.mark.parametrize("leading", [(), (1,), (2, 3)])
+def test_maps_with_any_leading_sizes_are_read_as_the_pool_reads_them(leading):
+    maps = torch.rand(*leading, 8, 5, 6)
+    pool = pp.nn.SecondOrderPool2d(8, pp.MaxExp(eta=7), coordinates=3, reduce_to=5)
+    with torch.no_grad():
+        found, expected = pp.to_vector(own_matrices(pool, maps)).float(), pool(maps).reshape(-1, pool.out_features)
+    torch.testing.assert_close(found, expected, **tolerance(torch.float32, slack=10))
+    means = torch.stack([one.features.mean(-1) for one in sets_of(pp.nn.FirstOrderPool2d(8), (maps,), {})])
+    torch.testing.assert_close(means, pp.nn.FirstOrderPool2d(8)(maps).reshape(-1, 8))
+    descriptor = pp.nn.RelationDescriptor(pp.SigmE(eta=9.0), variant="outer+P")
+    support, query = torch.rand(*leading, 3, 5, 7), torch.rand(*leading, 5, 7)
+    found, expected = own_matrices(descriptor, support, query).float(), descriptor(support, query)
+    torch.testing.assert_close(found, torch.cat([expected.reshape(-1, 2, 5, 5)[:, place] for place in (1, 0)]))
+
+
+def test_a_model_may_pool_one_map():
+    model = nn.Sequential(nn.Conv2d(3, 6, 3), pp.nn.FirstOrderPool2d(6))
+    found = inspect_model(model, [torch.rand(3, 9, 8)])
+    assert (found.samples, found.channels, found.locations) == (1, 6, (42,))
+    with pytest.raises(ShapeError, match=r"FirstOrderPool2d was given torch\.float32 of shape \(6, 8\)"):
+        list(sets_of(model[1], (torch.rand(6, 8),), {}))
+
+
 def test_sets_of_factors_give_their_product():
     pool, maps = pp.nn.SecondOrderFactor2d(12, pp.HDP(t=0.1), beta=0.5), torch.rand(3, 12, 2, 3)
     found = own_matrices(pool, maps).float()

@@ -177,7 +177,7 @@ def test_queries_are_encoded_as_in_the_test(transductive):
 
 def test_only_second_order_networks_say_it_of_their_test():
     data = fewshot_samples.stripe_set()
-    for method, has in (("RelationNet", False), ("PrototypicalNet", False), ("NCM(x)+SpecGamma", True)):
+    for method, has in (("RelationNet", False), ("PrototypicalNet", False), ("NCM(x+L)+SpecGamma", True)):
         config = fewshot_samples.small_config(method)
         model = training_model(make_training(config, data))
         assert ("spectrum" in assess(model, data["test"], config.test)) == has

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import os
 import re
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -455,5 +456,8 @@ def test_a_file_that_cannot_be_written_is_refused_before_anything_runs(tmp_path,
     with pytest.raises(ValueError, match="out must be the path of a file"):
         SelfcheckOptions(out=tmp_path)
     (tmp_path / "file").write_text("")
-    with pytest.raises(ValueError, match="Cannot make the folder"):
+    with pytest.raises(ValueError, match=r"Cannot write .*found\.json: Not a directory"):
         run(SelfcheckOptions(out=tmp_path / "file" / "found.json"))
+    os.mkfifo(tmp_path / "pipe")  # a place that a folder alone does not tell of
+    with pytest.raises(ValueError, match=r"Cannot write .*pipe: it is a pipe or a device"):
+        run(SelfcheckOptions(out=tmp_path / "pipe"))

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import fcntl
 import multiprocessing
 import os
 import random
@@ -251,20 +250,7 @@ def kill_at(place: Place, point: float, gap: float, whole: int, begin_run: Start
         return None
     if code != -signal.SIGKILL:
         raise StressError(f"{' '.join(place.words)} ended with {code}: {running.err.read_text()}")
-    wait_until_free(place)
     return Kill(place.case.name, place.case.unit, round(moment, 2), len(place.stamps), whole, len(place.saved))
-
-
-def wait_until_free(place: Place) -> None:
-    """Processes that read pictures for the killed one hold its locks until they have seen that it is gone."""
-    end = time.monotonic() + PATIENCE
-    for file in [*place.run.rglob(".lock"), *place.cache.rglob(".lock")]:
-        with file.open("rb") as handle:
-            while time.monotonic() < end:
-                with contextlib.suppress(BlockingIOError):
-                    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                time.sleep(0.1)
 
 
 def begin(case: Case, folder: Path, last: Finish = finish) -> Place:
@@ -388,6 +374,13 @@ torch {machine["torch"]}, commit {(machine["commit"] or "unknown")[:7]}. Each ki
 def problems(record: dict[str, Any]) -> list[str]:
     """What is not as it has to be."""
     kills, found = record["kills"], []
+    of_reproduce = sum(kill["case"] == "reproduce" for kill in kills)
+    for what, count, asked in (
+        ("trainings", len(kills) - of_reproduce, record["asked"]),
+        ("reproduce", of_reproduce, REPRODUCE_KILLS),
+    ):
+        if count < asked:
+            found.append(f"{count} kills of {what}, not the {asked} that were asked for: runs ended before")
     different = [kill["case"] for kill in kills if not kill["equal"]]
     again = [kill["case"] for kill in kills if kill["saved_redone"]]
     if different:

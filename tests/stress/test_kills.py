@@ -15,6 +15,7 @@ from tests.stress import cases
 from tests.stress.conftest import SHORT
 from tests.stress.kills import (
     RECORD,
+    REPRODUCE_KILLS,
     TABLE,
     Kill,
     Place,
@@ -48,7 +49,19 @@ def some_kill(**changes: object) -> Kill:
 
 def record_of(*kills: Kill) -> dict:
     machine = {"processor": "a processor", "torch": "2.0", "commit": "abcdefghi"}
-    return {"schema": 1, "asked": 2, "seed": 0, "kills": [asdict(kill) for kill in kills], "environment": machine}
+    listed = [asdict(kill) for kill in (*kills, *[some_kill(case="reproduce", equal=True)] * REPRODUCE_KILLS)]
+    return {"schema": 1, "asked": len(kills), "seed": 0, "kills": listed, "environment": machine}
+
+
+def test_fewer_kills_than_were_asked_for_show():
+    whole = record_of(some_kill(equal=True), some_kill(equal=True))
+    assert problems(whole) == []
+    assert problems({**whole, "kills": []}) == [
+        "0 kills of trainings, not the 2 that were asked for: runs ended before",
+        f"0 kills of reproduce, not the {REPRODUCE_KILLS} that were asked for: runs ended before",
+    ]
+    (said,) = problems({**whole, "kills": whole["kills"][1:]})
+    assert said.startswith("1 kills of trainings, not the 2")
 
 
 def test_a_run_that_came_to_something_else_shows():
@@ -57,8 +70,8 @@ def test_a_run_that_came_to_something_else_shows():
     (said,) = problems(record_of(some_kill(equal=True, redone=2, saved_redone=1)))
     assert "what was in a checkpoint was computed again" in said
     early = some_kill(saved=0, equal=True)
-    assert problems(record_of(early, some_kill(equal=True))) == []
-    assert problems(record_of(early, early, some_kill(equal=True))) == [
+    assert problems(record_of(*[early] * REPRODUCE_KILLS)) == []
+    assert problems(record_of(*[early] * (REPRODUCE_KILLS + 1))) == [
         "less than half of the kills fell after a checkpoint"
     ]
 
@@ -105,7 +118,7 @@ def test_a_command_that_fails_is_no_result(tmp_path):
 def test_the_table_says_what_is_in_the_record():
     text = table(record_of(some_kill(equal=True, redone=1), some_kill(saved=0, done=1, equal=True)))
     assert "| graph | 2 | 1 | 1 of 6 epochs | 0 | 2 |" in text
-    assert "1 times with a checkpoint" in text.replace("\n", " ")
+    assert f"{1 + REPRODUCE_KILLS} times with a checkpoint" in text.replace("\n", " ")
 
 
 @pytest.mark.skipif(not PUBLISHED.exists(), reason="no record of kills is published")

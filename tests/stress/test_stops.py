@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from tests.stress.kills import Place, are_equal, finish_here, give_here, start_warm, wait_until_free
+from tests.stress.kills import Place, are_equal, finish_here, give_here, start_warm
 
 
 # A training by episodes is interrupted in tests/pipelines/fewshot, too.
@@ -39,7 +39,6 @@ def test_a_second_command_is_refused_and_ctrl_c_says_how_to_go_on(name, runs, ca
     assert last.startswith(f"powerpool {' '.join(place.words[:2])}: interrupted. ")
     assert re.search(r"[Tt]he same command goes on from there\.$", last)
     assert not (place.run / "record.json").exists()
-    wait_until_free(place)
     computed, saved = place.stamps, place.saved
     assert saved
     finish_here(place)

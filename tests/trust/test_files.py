@@ -19,6 +19,7 @@ from powerpool.checks import PowerPoolError
 from powerpool.cli import main
 from powerpool.configs import read_recipe
 from powerpool.data import Limits, archives, load_graphs, load_images
+from powerpool.explore import command as explore_command
 from powerpool.inspect import command as inspect_command
 from powerpool.pipelines.fewshot import commands as fewshot
 from powerpool.pipelines.graph import commands as graph
@@ -165,8 +166,9 @@ def test_a_place_is_tried_without_a_trace(tmp_path: Path, monkeypatch: pytest.Mo
         (vision, vision.EvaluateOptions(run="r"), ["load_run"]),
         (fewshot, fewshot.EvaluateOptions(run="r"), ["load_run"]),
         (inspect_command, inspect_command.InspectOptions(run="r"), ["open_run"]),
+        (explore_command, explore_command.ExploreOptions(run="r"), ["open_run"]),
     ],
-    ids=["graph", "vision", "fewshot", "inspect"],
+    ids=["graph", "vision", "fewshot", "inspect", "explore"],
 )
 def test_an_unwritable_place_is_found_before_the_work(
     module: Any, options: Any, steps: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -176,7 +178,7 @@ def test_an_unwritable_place_is_found_before_the_work(
         monkeypatch.setattr(module, step, lambda *_, **__: None)
     monkeypatch.setattr("tempfile.TemporaryFile", denied)
     monkeypatch.chdir(tmp_path)
-    work = module.run if module is inspect_command else module.evaluate
+    work = module.run if module in (inspect_command, explore_command) else module.evaluate
     with pytest.raises(RecordError, match=r"Permission denied\. Choose another place with --out\."):
         work(options)
 

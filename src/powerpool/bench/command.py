@@ -21,7 +21,8 @@ from powerpool.bench.runner import Effort, run_case
 from powerpool.bench.targets import limits, outcomes
 from powerpool.checks import ArgumentError
 from powerpool.console import Bars, complain, console, delegate, emit, notes, say
-from powerpool.records import RecordError, environment, make_folder
+from powerpool.locks import locked
+from powerpool.records import RecordError, environment
 
 SuiteName = Literal["all", "pools", "solvers", "curves", "training", "extraction", "episodes"]
 SUITES = typing.get_args(SuiteName)[1:]
@@ -36,7 +37,7 @@ class BenchOptions:
     Args:
         suite: all, solvers, pools, curves, training, extraction or episodes; may be given as the first word
         quick: few small cases and few repetitions: does everything run?
-        out: folder of the records, SUITE.json, and of the plots
+        out: folder of the records, SUITE.json, and of the plots; runs/bench, or runs/bench-quick, without it
         threads: threads of torch
         repetitions: how often every contender runs in a case; 0 leaves it to the suite. Slow ones run less often
         device: cpu, or a CUDA device
@@ -46,7 +47,7 @@ class BenchOptions:
 
     suite: SuiteName = "all"
     quick: bool = False
-    out: Path = Path("runs/bench")
+    out: Path | None = None
     threads: int = 2
     repetitions: int = 0
     device: str = "cpu"
@@ -68,6 +69,11 @@ class BenchOptions:
             raise ArgumentError(f"device {self.device!r} is not available: torch sees no CUDA here. Use --device cpu.")
 
     @property
+    def folder(self) -> Path:
+        """Where everything is written: quick records do not take the place of full ones."""
+        return self.out or Path("runs", "bench-quick" if self.quick else "bench")
+
+    @property
     def effort(self) -> Effort:
         """How long every case is measured."""
         if self.quick:
@@ -79,8 +85,8 @@ def run(options: BenchOptions) -> int:
     """Run the suites; 1 where the answers of a case disagreed."""
     if not launch.is_set(options.threads):
         return launch.relaunch(["bench", *as_arguments(options), *delegate()], options.threads)
-    make_folder(options.out)  # before anything is measured that could not be written
-    records = [run_suite(suite, options) for suite in (SUITES if options.suite == "all" else (options.suite,))]
+    with locked(options.folder):  # before anything is measured that could not be written
+        records = [run_suite(suite, options) for suite in (SUITES if options.suite == "all" else (options.suite,))]
     emit([{"written": [_path(record.suite, options)], **dataclasses.asdict(record)} for record in records])
     return 1 if any(case.error for record in records for case in record.cases) else 0
 
@@ -88,7 +94,8 @@ def run(options: BenchOptions) -> int:
 def as_arguments(options: BenchOptions) -> list[str]:
     """The options as they are typed."""
     shown = ((field.name, getattr(options, field.name)) for field in dataclasses.fields(options))
-    return [f"--{name}={str(value).lower() if isinstance(value, bool) else value}" for name, value in shown]
+    given = ((name, value) for name, value in shown if value is not None)
+    return [f"--{name}={str(value).lower() if isinstance(value, bool) else value}" for name, value in given]
 
 
 def run_suite(suite: str, options: BenchOptions) -> BenchRecord:
@@ -122,13 +129,13 @@ def run_suite(suite: str, options: BenchOptions) -> BenchRecord:
     if options.plots and suite == "pools":
         from powerpool.bench import plots
 
-        for plot in plots.draw(record, options.out):
+        for plot in plots.draw(record, options.folder):
             say(f"plot: {plot}")
     return record
 
 
 def _path(suite: str, options: BenchOptions) -> Path:
-    return options.out / f"{suite}.json"
+    return options.folder / f"{suite}.json"
 
 
 def suite_cases(suite: str, quick: bool, device: str) -> list[BenchCase]:

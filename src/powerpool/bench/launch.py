@@ -8,6 +8,8 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
+from powerpool.processes import module_places, python
+
 
 def variables(threads: int) -> dict[str, str]:
     """What the environment has to say. ``torch.set_num_threads`` is no way: batched LU fails after it in torch 2.13."""
@@ -27,8 +29,8 @@ def is_set(threads: int) -> bool:
 
 def relaunch(arguments: Sequence[str], threads: int) -> int:
     """Run ``powerpool ARGUMENTS`` in a child with that environment, and return its exit code."""
-    code = "import sys; sys.argv[0] = 'powerpool'; from powerpool.cli import main; sys.exit(main())"
-    with subprocess.Popen([sys.executable, "-c", code, *arguments], env=os.environ | variables(threads)) as child:
+    command = python("sys.argv[0] = 'powerpool'; from powerpool.cli import main; sys.exit(main())", *arguments)
+    with subprocess.Popen(command, env=os.environ | module_places() | variables(threads)) as child:
         try:
             status = child.wait()
         except KeyboardInterrupt:

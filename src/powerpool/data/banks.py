@@ -61,8 +61,10 @@ class PictureBank:
     """The names of all classes of the set, also of those that are in other splits."""
     names: tuple[str, ...]
     """How messages call each picture."""
-    mean: Tensor | None = None  # shape: (channels, size, size), float32
-    """A picture that is subtracted from all, in units of [0, 1]."""
+    mean: Tensor | None = None  # shape: (channels, size, size), or (G, channels, size, size) with groups; float32
+    """A picture that is subtracted from all, or one for each group, in units of [0, 1]."""
+    groups: Tensor | None = None  # shape: (n,), from 0 to G - 1
+    """Which mean is subtracted from each picture, where there are several."""
 
     def __post_init__(self) -> None:
         if self.pictures.dtype != torch.uint8:
@@ -74,9 +76,15 @@ class PictureBank:
                 f"pictures, targets and names must be of one length (got {len(self.pictures)}, "
                 f"{tuple(self.targets.shape)} and {len(self.names)})."
             )
-        if self.mean is not None and self.mean.shape != self.pictures.shape[1:]:
+        if self.mean is not None:
+            self._require_mean(self.mean)
+
+    def _require_mean(self, mean: Tensor) -> None:
+        own, dimensions = tuple(self.pictures.shape[1:]), 3 if self.groups is None else 4
+        if mean.shape[-3:] != own or mean.ndim != dimensions:
             raise ShapeError(
-                f"mean must be a picture of shape {tuple(self.pictures.shape[1:])} (got {tuple(self.mean.shape)})."
+                f"mean must be a picture of shape {own}, or one for each group where there are groups (got "
+                f"{tuple(mean.shape)} {'without' if self.groups is None else 'with'} groups)."
             )
 
     def __len__(self) -> int:
@@ -112,14 +120,22 @@ class PictureBank:
             raise ImageIndexError(f"The bank has pictures 0 to {len(self) - 1} (asked for {wrong}).")
         pictures = self.pictures.index_select(0, flat).float().div_(255)
         if self.mean is not None:
-            pictures -= self.mean
+            pictures -= self.mean if self.groups is None else self.mean[self.groups[flat]]
         if turns is not None:
             _turn(pictures, _as_rows(turns, rows).reshape(-1))
         return pictures.view(*rows.shape, *pictures.shape[1:])
 
-    def centred(self) -> PictureBank:
-        """The same pictures, minus their mean."""
-        return replace(self, mean=mean_picture(self.pictures))
+    def centred(self, groups: Tensor | None = None) -> PictureBank:
+        """The same pictures, minus their mean.
+
+        Args:
+            groups: a number for each picture, (n,): then it is the mean of all that have the same.
+        """
+        if groups is None:
+            return replace(self, mean=mean_picture(self.pictures), groups=None)
+        numbers, places = groups.unique(return_inverse=True)
+        means = [mean_picture(self.pictures[places == place]) for place in range(len(numbers))]
+        return replace(self, mean=torch.stack(means), groups=places)
 
 
 def mean_picture(pictures: Tensor) -> Tensor:  # shape: (n, channels, size, size) uint8 -> (channels, size, size)

@@ -10,19 +10,19 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import combinations, permutations
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
+from torch import Tensor
 
 from powerpool.checks import ArgumentError, UnknownNameError, require_choice
 from powerpool.configs import did_you_mean
-from powerpool.data.archives import unpack
 from powerpool.data.banks import PictureBank, Resize, read_bank
 from powerpool.data.errors import DataError, MissingDataError
 from powerpool.data.image_hub import PictureSource, load_hub
 from powerpool.data.image_layouts import Labelled, arrange, some
-from powerpool.data.image_sources import KNOWN, Place, hash_files, locate, names_of, read_list, scan
-from powerpool.data.images import NAMES, Corrupt, ImageSplit
+from powerpool.data.image_sources import KNOWN, Place, hash_files, locate, names_of, read_list
+from powerpool.data.images import NAMES, Corrupt, ImageSplit, files_of
 from powerpool.data.limits import Limits
 from powerpool.data.pictures import SUFFIXES
 
@@ -52,8 +52,9 @@ class ClassCut:
     Args:
         train: a share of the classes in (0, 1), or how many
         validation: a share of the classes, or how many; 0 for no such split; what is left is tested on
-        order: "names" takes the first classes for training and the last for testing, with 2 before 10; "drawn" draws
-            them, by ``seed`` and their names alone
+        order: "names" takes the first classes for training and the last for testing: in the order of the set where it
+            has one, as those of the hub, or else by name, with 2 before 10; "drawn" draws them, by ``seed`` and their
+            names alone
         seed: another seed draws other classes
 
     Example:
@@ -79,14 +80,20 @@ class ClassCut:
                 f"train and validation must leave classes to test on (got {self.train} and {self.validation})."
             )
 
-    def divide(self, classes: Iterable[str]) -> dict[str, list[str]]:
-        """The classes of each split, in the order in which they were taken; a split without classes is not there."""
-        own = sorted(classes, key=natural) if self.order == "names" else sorted(classes, key=self._draw)
+    def divide(self, classes: Iterable[str], rank: Callable[[str], Any] | None = None) -> dict[str, list[str]]:
+        """The classes of each split, in the order in which they were taken; a split without classes is not there.
+
+        Args:
+            classes: their names, in any order.
+            rank: a key for the order "names", where the set has an order of its own.
+        """
+        own = sorted(classes, key=(rank or natural) if self.order == "names" else self._draw)
         train, validation = (_count(share, len(own)) for share in (self.train, self.validation))
         if train + validation >= len(own):
             raise ArgumentError(
                 f"A cut with {train} classes to train on and {validation} to validate on leaves none of {len(own)} "
-                f"classes to test on. Pass another cut, ClassCut(train=..., validation=...)."
+                "classes to test on. Take fewer: the settings train_classes and validation_classes, or "
+                "ClassCut(train=..., validation=...)."
             )
         found = (own[:train], own[train : train + validation], own[train + validation :])
         return {name: part for name, part in zip(NAMES, found, strict=True) if part}
@@ -172,8 +179,8 @@ def load_fewshot(
     the official ones of Flower102 and Food-101, is put together, and its classes are divided; so is one without splits.
     Classes may lie in folders of classes: those of Omniglot are called ``Greek/character01``.
 
-    Open MIC lies in folders ``<exhibition>/<source or target>/<class>/``. It is divided by ``problem``, has no split
-    for validation, and the mean picture of each split is subtracted from its pictures.
+    Open MIC lies in folders ``<exhibition>/<source or target>/<class>/``. It is divided by ``problem`` and has no split
+    for validation. From its pictures the mean of all that are of the same exhibition and split is subtracted.
 
     Args:
         data: a folder, a zip or a name, as for :func:`powerpool.data.load_images`, and besides ``miniimagenet``,
@@ -224,7 +231,7 @@ def load_fewshot(
                 watch=partial(watch, split),
             )
             skipped |= set(pictures.names) - set(bank.names)
-            banks[split] = bank if problem is None else bank.centred()
+            banks[split] = bank if problem is None else bank.centred(_exhibitions(bank))
     return FewShotSet(place.name, banks, _digest(found, classes, skipped), tuple(sorted(skipped)))
 
 
@@ -251,7 +258,7 @@ def _find(place: Place, limits: Limits, problem: str | None, download: bool) -> 
         table = load_hub(place.hub, download)
         return _Found(place.hub, table.labelled, table.sources, table.hashes, table.classes)
     source = str(place.path)
-    folder, files, hashes = _files(place.path, limits)
+    folder, files, hashes = files_of(place.path, limits)
     if problem is not None or place.name == "open_mic" or _is_open_mic(files):
         labelled = open_mic(files, problem, source)
         names = [name for name in files if _is_picture(name)]  # of all problems, so that none is hashed twice
@@ -260,14 +267,6 @@ def _find(place: Place, limits: Limits, problem: str | None, download: bool) -> 
         names = [picture.file for picture in labelled]
     sources: dict[str, PictureSource] = {name: str(folder / name) for name in names}
     return _Found(source, labelled, sources, hashes or hash_files(folder, names))
-
-
-def _files(path: Path, limits: Limits) -> tuple[Path, list[str], dict[str, str]]:
-    """The folder that holds the files, their names, and the hashes that are known already."""
-    if path.is_dir():
-        return path, scan(path), {}
-    copy = unpack(path, limits)
-    return copy.folder, sorted([*copy.hashes, *copy.others]), copy.hashes
 
 
 def _in_order(own: list[Labelled], found: _Found, classes: tuple[str, ...], limits: Limits) -> ImageSplit:
@@ -309,7 +308,8 @@ def _divide(found: _Found, cut: ClassCut | None, usual: ClassCut) -> list[Labell
     """Pictures with the split of their class."""
     if cut is None and _comes_divided(found):
         return found.labelled
-    divided = (cut or usual).divide({picture.label for picture in found.labelled})
+    rank = None if found.classes is None else found.classes.index
+    divided = (cut or usual).divide({picture.label for picture in found.labelled}, rank)
     splits = {label: split for split, labels in divided.items() for label in labels}
     return [picture._replace(split=splits[picture.label]) for picture in found.labelled]
 
@@ -327,7 +327,8 @@ def _comes_divided(found: _Found) -> bool:
         if missing := {"train", "test"} - members.keys():
             raise DataError(
                 f"{found.source} comes in splits of different classes, {', '.join(members)}, and has no split "
-                f"{' and '.join(sorted(missing))}. Name the folders otherwise, or pass cut= to divide all classes anew."
+                f"{' and '.join(sorted(missing))}. Name the folders otherwise, or divide all classes anew: with the "
+                "settings train_classes and validation_classes, or cut=ClassCut(...)."
             )
         return True
     if "train" in members and members["train"] == everything:
@@ -337,7 +338,8 @@ def _comes_divided(found: _Found) -> bool:
     shared = sorted(members[first] & members[second], key=natural)
     raise DataError(
         f"{found.source} has {len(shared)} class(es) both in {first} and in {second}: {some(shared)}; others are in "
-        "one only. Move them into one split, or pass cut= to divide all classes anew."
+        "one only. Move them into one split, or divide all classes anew: with the settings train_classes and "
+        "validation_classes, or cut=ClassCut(...)."
     )
 
 
@@ -394,6 +396,12 @@ def _open_mic_splits(problem: str) -> dict[tuple[str, str], str]:
         return {(problem, "source"): "train", (problem, "target"): "test"}
     parts = zip(problem.split("->"), ("train", "test"), strict=True)
     return {(exhibition, "target"): split for part, split in parts for exhibition in OPEN_MIC_PARTS[part]}
+
+
+def _exhibitions(bank: PictureBank) -> Tensor:  # shape: (n,)
+    """The exhibition of each picture, as a number."""
+    numbers = torch.tensor([EXHIBITIONS.index(label.partition("/")[0]) for label in bank.classes])
+    return numbers[bank.targets]
 
 
 def _no_problems(source: str, problem: str) -> str:

@@ -139,6 +139,7 @@ def load_images(
     download: bool = False,
     splits: Splits | None = None,
     limits: Limits | None = None,
+    nested: bool = False,
 ) -> ImageSet:
     """Find a set of pictures, its classes and its splits. No picture is decoded; :func:`readable` checks them.
 
@@ -158,6 +159,7 @@ def load_images(
         splits: how to cut what comes without splits. A set with a test split, but none for validation, gives up a share
             of its training split; one that has both is left as it is.
         limits: how large pictures and zips may be.
+        nested: whether classes may lie in folders of classes, as those of Omniglot, ``Greek/character01``.
 
     A zip is unpacked once, into ``images/unpacked`` of the cache (``$POWERPOOL_CACHE``, or ``~/.cache/powerpool``).
 
@@ -177,8 +179,8 @@ def load_images(
         classes, source = found.classes, place.hub
     else:
         source = str(place.path)
-        folder, files, hashes = _files(place.path, limits)
-        labelled = arrange(files, lambda name: image_sources.read_list(folder / name, limits), source)
+        folder, files, hashes = files_of(place.path, limits)
+        labelled = arrange(files, lambda name: image_sources.read_list(folder / name, limits), source, nested=nested)
         classes = tuple(sorted({picture.label for picture in labelled}))
         names = [picture.file for picture in labelled]
         sources = {name: str(folder / name) for name in names}
@@ -194,7 +196,7 @@ def load_images(
     )
 
 
-def _files(path: Path, limits: Limits) -> tuple[Path, list[str], dict[str, str]]:
+def files_of(path: Path, limits: Limits) -> tuple[Path, list[str], dict[str, str]]:
     """The folder that holds the files, their names, and the hashes that are known already."""
     if path.is_dir():
         return path, image_sources.scan(path), {}

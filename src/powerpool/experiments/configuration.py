@@ -87,7 +87,7 @@ def _machine(environment: dict[str, Any]) -> str:
     versions = [f"{name} {facts(name)}" for name in ("python", "torch", "powerpool") if facts(name)]
     commit = facts("commit")
     code = "no commit" if commit is None else f"commit {str(commit)[:10]}{' with changes' if facts('dirty') else ''}"
-    machine = str(facts("cuda") or facts("processor") or "unknown machine")
+    machine = " with ".join(str(part) for part in (facts("processor"), facts("cuda")) if part) or "unknown machine"
     threads = [f"threads {facts('threads')}"] if facts("threads") else []
     return ", ".join([machine, *threads, *versions, code])
 

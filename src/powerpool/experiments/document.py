@@ -50,7 +50,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Picture:
-    """An SVG file in the folder of the page."""
+    """A file in the folder of the page, of a kind in :data:`MEDIA`."""
 
     title: str
     path: Path
@@ -69,21 +69,23 @@ def markdown(blocks: Iterable[Block]) -> str:
     return "\n\n".join(_markdown(block) for block in blocks if not isinstance(block, Contents)) + "\n"
 
 
+MEDIA = {".svg": "image/svg+xml", ".png": "image/png"}
+"""What a browser calls the kinds of pictures."""
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 """What a browser lets the page do: style itself and show what is inside of it. Nothing is fetched, no script runs."""
 
 
 def page(title: str, blocks: Iterable[Block]) -> str:
     """The page as HTML in one piece: style and pictures are inside, nothing is fetched."""
-    parts, anchors = [], _anchors(blocks := list(blocks))
+    parts, anchors, section = [], _anchors(blocks := list(blocks)), title
     for place, block in enumerate(blocks):
         if isinstance(block, Heading):
-            text = _safe(block.text)
-            parts.append(f'<h{block.level} id="{anchors[place]}">{text}</h{block.level}>')
+            section = block.text
+            parts.append(f'<h{block.level} id="{anchors[place]}">{_safe(section)}</h{block.level}>')
         elif isinstance(block, Contents):
             parts.append(_contents(blocks, anchors, place))
         else:
-            parts.append(_html(block))
+            parts.append(_html(block, section))
     body = "\n".join(parts)
     return (
         f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
@@ -127,16 +129,18 @@ nav ol ol li::before { content: " \\00b7  "; color: var(--quiet); }
 .wide, pre, figure { overflow-x: auto; margin: 1rem 0; }
 table { border-collapse: collapse; font-size: 0.85rem; font-variant-numeric: tabular-nums; }
 th, td { padding: 0.3rem 0.6rem; border-bottom: 1px solid var(--line); text-align: left; vertical-align: top; }
-th { background: var(--soft); vertical-align: bottom; line-height: 1.25; }
+thead th { background: var(--soft); vertical-align: bottom; line-height: 1.25; }
+tbody th { font-weight: normal; }
 .short { white-space: nowrap; }
 .long { min-width: 13rem; max-width: 40rem; }
-th:first-child, td:first-child { position: sticky; left: 0; background: var(--page); }
-th:first-child { background: var(--soft); }
-tr:hover td { background: var(--soft); }
+th:first-child { position: sticky; left: 0; }
+tbody th { background: var(--page); }
+tbody tr:hover > * { background: var(--soft); }
 pre { background: var(--soft); border-radius: 0.4rem; padding: 0.7rem; font-size: 0.85rem; line-height: 1.4; }
 /* Pictures are drawn on white: a card that stays white in the dark. */
 figure { background: #ffffff; border: 1px solid var(--line); border-radius: 0.5rem; padding: 0.5rem; }
 img { display: block; max-width: 100%; height: auto; margin: 0 auto; }
+figcaption { color: #57606a; font-size: 0.85rem; text-align: center; margin-top: 0.4rem; }
 @media (max-width: 48rem) {
   body { margin-top: 1rem; font-size: 15px; }
   /* At their own size, and not so small that nobody can read them: the card scrolls. */
@@ -157,7 +161,8 @@ img { display: block; max-width: 100%; height: auto; margin: 0 auto; }
   thead { display: table-header-group; }
   tr, figure { break-inside: avoid; }
   figure { border: none; padding: 0; }
-  img { max-width: 100%; max-height: 165mm; margin: 0; }
+  img { max-width: 100%; max-height: 155mm; margin: 0; }
+  figcaption { text-align: left; }
 }
 """
 
@@ -209,7 +214,8 @@ def _markdown(block: Heading | Text | Items | Code | Table | Picture) -> str:
             return f"![{escaped(title)}]({path.name})"
 
 
-def _html(block: Text | Items | Code | Table | Picture) -> str:
+def _html(block: Text | Items | Code | Table | Picture, section: str) -> str:
+    """A block below the heading ``section``, which a table is called after."""
     match block:
         case Text(text):
             return f"<p>{_safe(text)}</p>"
@@ -219,21 +225,23 @@ def _html(block: Text | Items | Code | Table | Picture) -> str:
             return f'<pre tabindex="0">{_safe(text)}</pre>'
         case Table(headings, rows):
             head = "".join(f'<th scope="col">{_safe(text)}</th>' for text in headings)
-            lines = ("".join(_cell(text) for text in row) for row in rows)
+            lines = ("".join(_cell(text, place == 0) for place, text in enumerate(row)) for row in rows)
             body = "\n".join(f"<tr>{line}</tr>" for line in lines)
             rows_of = f"<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody>"
             # What scrolls can be reached with the keyboard.
-            return f'<div class="wide" tabindex="0"><table>\n{rows_of}\n</table></div>'
+            named = f'role="region" aria-label="{html.escape(f"Table: {section}")}"'
+            return f'<div class="wide" tabindex="0" {named}><table>\n{rows_of}\n</table></div>'
         case Picture(title, path):
             # As an image: the identifiers inside one SVG cannot meet those of another.
             data = base64.b64encode(path.read_bytes()).decode("ascii")
-            source = f"data:image/svg+xml;base64,{data}"
-            return f'<figure tabindex="0"><img alt="{html.escape(title)}" src="{source}"></figure>'
+            image = f'<img alt="{html.escape(title)}" src="data:{MEDIA[path.suffix]};base64,{data}">'
+            return f'<figure tabindex="0">{image}<figcaption>{_safe(title)}</figcaption></figure>'
 
 
-def _cell(text: str) -> str:
-    """A cell; a short text stays on one line, a long one has room."""
-    return f'<td class="{"short" if len(text) <= SHORT else "long"}">{_safe(text)}</td>'
+def _cell(text: str, is_first: bool) -> str:
+    """A cell, the first of which names its row; a short text stays on one line, a long one has room."""
+    tag, scope = ("th", ' scope="row"') if is_first else ("td", "")
+    return f'<{tag}{scope} class="{"short" if len(text) <= SHORT else "long"}">{_safe(text)}</{tag}>'
 
 
 def _safe(text: str) -> str:

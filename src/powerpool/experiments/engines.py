@@ -20,7 +20,6 @@ import platform
 import secrets
 import signal
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import BrokenExecutor, Executor, Future
@@ -33,6 +32,7 @@ import torch
 
 import powerpool
 from powerpool.checks import ArgumentError, PowerPoolError, require_choice
+from powerpool.processes import module_places, python, usable_cores
 from powerpool.records import atomic, write_text
 
 EngineName = Literal["loky", "dask", "ray"]
@@ -40,8 +40,9 @@ PACKAGES = {"loky": "joblib", "dask": "distributed", "ray": "ray"}
 EXTRAS = {"loky": "sweep", "dask": "dask", "ray": "ray"}
 TOKEN = ".engine"
 """The file in the folder of the units that a worker must see."""
-OWN = "POWERPOOL_"
-"""Variables of the command that begin with this hold for its workers, too: where data is, and ``--offline``."""
+OWN = ("POWERPOOL_", "XDG_CACHE_HOME", "OMP_", "MKL_", "KMP_", "ATEN_", "TORCH_")
+"""Variables that begin with these are for units those of the command, and not those of a worker: where data is,
+``--offline``, and what changes the numbers of torch."""
 PATIENCE = 30
 """Seconds that a cluster has for its first answer."""
 Answer = TypeVar("Answer")
@@ -178,7 +179,7 @@ def _dask(address: str | None, jobs: int | None, orders: Orders) -> Iterator[Slo
 
     with contextlib.ExitStack() as stack:
         if address is None:
-            jobs = _cores() if jobs is None else jobs
+            jobs = usable_cores() if jobs is None else jobs
             address = stack.enter_context(
                 LocalCluster(
                     n_workers=jobs,
@@ -219,14 +220,21 @@ class _DaskSlot(Executor):
         payload = pickle.dumps(partial(call, *args, **kwargs))
         # Kept: dask drops a task that nobody refers to any more.
         self.sent = self.client.submit(run_alone, payload, self.orders, pure=False, retries=0)
-        self.sent.add_done_callback(partial(_pass_on, ours, _dask_error))
+        self.sent.add_done_callback(partial(self._answered, ours))
         return ours
+
+    def _answered(self, ours: Future[Answer], theirs: Any) -> None:
+        # Not kept any longer: dask would run a task again whose answer was lost with a worker. Before the answer is
+        # passed on, after which the next call may come at once.
+        self.sent = None
+        _pass_on(ours, _dask_error, theirs)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False, kill_workers: bool = False) -> None:
         """Take the call back; the worker belongs to the cluster."""
         del wait, cancel_futures, kill_workers
-        if self.sent is not None and not self.sent.done():
-            self.sent.cancel(force=True)
+        sent = self.sent
+        if sent is not None and not sent.done():
+            sent.cancel(force=True)
 
 
 def _dask_error(error: BaseException) -> BaseException:
@@ -251,7 +259,7 @@ def _ray(address: str | None, jobs: int | None, orders: Orders) -> Iterator[Slot
     import ray
 
     options = {"include_dashboard": False} if address is None else {}
-    cores = (_cores() if jobs is None else jobs) if address is None else None
+    cores = (usable_cores() if jobs is None else jobs) if address is None else None
     try:
         ray.init(address=address or "local", num_cpus=cores, logging_level=logging.CRITICAL, **options)
     except (ConnectionError, ValueError, RuntimeError) as error:
@@ -313,19 +321,17 @@ def _pass_on(ours: Future[Any], translate: Callable[[BaseException], BaseExcepti
     except BaseException as error:  # the one who waits for ours has to know, whatever it is
         told = translate(error)
         if not isinstance(told, (DeathError, PowerPoolError)):
-            told = EngineError(
-                f"A worker of the cluster cannot run units: {type(told).__name__}: {told}. It needs the packages that "
-                "this command has."
-            )
+            told = EngineError(_unfit(told))
         ours.set_exception(told)
     else:
         ours.set_result(answer)
 
 
-def _cores() -> int:
-    from powerpool.experiments.runner import usable_cores
-
-    return usable_cores()
+def _unfit(error: BaseException) -> str:
+    return (
+        f"A worker of the cluster cannot run units: {type(error).__name__}: {error}. It needs the packages that this "
+        "command has."
+    )
 
 
 # In a worker of the cluster.
@@ -343,11 +349,12 @@ def run_alone(payload: bytes, orders: Orders) -> Any:
     with tempfile.TemporaryDirectory(prefix="powerpool-unit-") as name:
         given, answered = Path(name, "call"), Path(name, "answer")
         given.write_bytes(pickle.dumps((payload, orders)))
-        code = "from powerpool.experiments.engines import serve; serve()"
+        code = "from powerpool.experiments.engines import serve; serve(*sys.argv[1:])"
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(OWN)}
         ended = subprocess.run(
-            [sys.executable, "-c", code, str(os.getpid()), str(given), str(answered)],
+            python(code, str(given), str(answered)),
             cwd=orders.place,
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))} | orders.variables,
+            env=kept | module_places() | orders.variables,
             stdin=subprocess.DEVNULL,
             start_new_session=True,  # Ctrl-C on a terminal is for the command, which then stops the cluster
             check=False,
@@ -360,18 +367,16 @@ def run_alone(payload: bytes, orders: Orders) -> Any:
     return answer
 
 
-def serve() -> None:
+def serve(given: str, answered: str) -> None:
     """What the process of a unit does: check, call, leave the answer in a file."""
-    from powerpool.experiments.runner import _die_with
-
-    parent, given, answered = sys.argv[1:]
-    _die_with(int(parent))
     payload, orders = pickle.loads(Path(given).read_bytes())
     try:
         require(orders)
         answer: tuple[Any, str | None] = pickle.loads(payload)(), None
     except EngineError as error:
         answer = None, str(error)
+    except Exception as error:  # of an import that unpickling needs: without an answer it would look like a death
+        answer = None, _unfit(error)
     with atomic(Path(answered)) as file:
         file.write_bytes(pickle.dumps(answer))
 

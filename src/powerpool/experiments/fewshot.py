@@ -20,7 +20,7 @@ from powerpool.data.digits import DIGITS
 from powerpool.data.errors import MissingDataError
 from powerpool.data.glyphs import GLYPHS
 from powerpool.experiments.engines import EngineOptions
-from powerpool.experiments.provenance import fingerprint, origin_of, with_origin, without_origin
+from powerpool.experiments.provenance import fingerprint, guarded, origin_of, without_origin
 from powerpool.experiments.quick import is_quick_recipe
 from powerpool.experiments.report import Reproduced, conclude, tell
 from powerpool.experiments.runner import Unit, run_units
@@ -262,9 +262,21 @@ def read_config(options: ReproduceFewShotOptions, data: str | None, problem: str
         settings |= {"source_episodes": settings["training.episodes"]} if options.study else {}
     typed = {"data": data, "problem": problem, "data_root": options.data_root, "download": options.download}
     typed |= {"source": options.source_set} if options.study else {}
+    _require_own_start(settings)
+    if options.shots:  # trained with as many as tested
+        settings["training.shot"] = Setting(None)
     settings |= {name: Setting(value) for name, value in typed.items() if value is not None}
     # The methods are those of the options. This one fits whatever parameters the recipe has for others.
     return make_config(kind, {**settings, "model.method": Setting(BASELINE)})
+
+
+def _require_own_start(settings: dict[str, Setting]) -> None:
+    start = settings.get("pretrained")
+    if start is not None and start.value is not None:
+        raise ArgumentError(
+            f"A recipe for reproduce must not name a run to start from (got pretrained {start.value}). That is for "
+            "'powerpool train fewshot'; --study pretraining compares methods with a training before and without."
+        )
 
 
 def make_rows(options: ReproduceFewShotOptions, recipe: FewShotConfig) -> list[Row]:
@@ -358,7 +370,7 @@ def _run(
             Unit(
                 row.folder / "result.json",
                 row.title,
-                partial(with_origin, partial(train_and_test, row.trained, row.folder.absolute())),
+                guarded("fewshot", partial(train_and_test, row.trained, row.folder.absolute(), row.data.digest)),
                 RESULT,
             )
             for row in part
@@ -377,11 +389,11 @@ def _run(
 
 def _test_unit(row: Row, test: EpisodeConfig, result: dict[str, Any]) -> Unit:
     config = replace(row.config, test=test)
-    work = partial(assess_again, row.trained, row.folder.absolute(), without_origin(result), test)
+    work = partial(assess_again, row.trained, row.folder.absolute(), row.data.digest, without_origin(result), test)
     return Unit(
         row.folder / f"{config.protocol}.json",
         f"{row.name} {row.method} {config.protocol}",
-        partial(with_origin, work),
+        guarded("fewshot", work),
         RESULT,
     )
 

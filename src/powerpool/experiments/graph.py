@@ -12,7 +12,7 @@ from powerpool.checks import ArgumentError, require_choice
 from powerpool.configs import Setting, make_config, read_settings, recipe_names
 from powerpool.data import GraphSet
 from powerpool.experiments.engines import EngineOptions
-from powerpool.experiments.provenance import fingerprint, origin_of, with_origin, without_origin
+from powerpool.experiments.provenance import fingerprint, guarded, origin_of, without_origin
 from powerpool.experiments.quick import is_quick_recipe
 from powerpool.experiments.report import BASELINE, Reproduced, conclude, tell
 from powerpool.experiments.runner import Unit, run_units
@@ -115,7 +115,7 @@ def reproduce(options: ReproduceGraphOptions, *, report: bool = True) -> Reprodu
     with locked(options.folder):
         rows = [row for data in options.data_sets for row in make_rows(options, data)]
         _require_names(options, rows)
-        folds = [(row.config, fold) for row in rows for fold in range(row.config.folds)]
+        folds = [(row.config, fold, row.graphs.digest) for row in rows for fold in range(row.config.folds)]
         chosen = _run("validation-only", rows, [partial(validation_only, *fold) for fold in folds], options)
         results = {"validation-only": chosen}
         if "retrain" in options.protocols:
@@ -188,7 +188,7 @@ def _run(
         Unit(
             row.folder / f"{protocol}-{fold:02d}.json",
             f"{row.graphs.name} {row.method} fold {fold}",
-            partial(with_origin, one),
+            guarded("graph", one),
             RESULT,
         )
         for (row, fold), one in zip(places, work, strict=True)

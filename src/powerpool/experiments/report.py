@@ -366,7 +366,7 @@ def _spectra(group: Group, path: Path) -> Iterator[Block]:
     yield Picture(f"Spectra before and after the normalization: {group.title}", path)
     counts = {record.method: record.count for record in group.records}
     part = [
-        f"{method}: {one.folds} of {counts[method]} folds, those that chose {one.size} channels"
+        f"{method}: {one.folds} of {counts[method]} folds, those with matrices of side {one.size}"
         for method, one in known.items()
         if one.folds < counts[method]
     ]

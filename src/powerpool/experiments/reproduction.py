@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import textwrap
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -66,11 +67,27 @@ def _commands(found: dict[str, list[RunRecord]]) -> list[str]:
     """The commands, each once; where there are several commits, behind the line that gets the code."""
     lines = []
     for commits, records in found.items():
-        own = _each(record.environment.get("command") for record in records)
+        own = _each(_call(record.environment.get("command")) for record in records)
         if own and len(found) > 1:
             lines += _checkout(commits) or ["# no commit is known:"]
         lines += own
     return lines
+
+
+def _call(command: Any) -> str | None:
+    """The command where it is one call of powerpool and nothing else, quoted anew; None for what is anything more.
+
+    Example:
+        >>> _call("powerpool report; rm -rf ~"), _call("curl x | sh")
+        ("powerpool 'report;' rm -rf '~'", None)
+    """
+    if not isinstance(command, str) or not command.isprintable():
+        return None
+    try:
+        words = shlex.split(command)
+    except ValueError:  # a quotation mark that nothing closes
+        return None
+    return shlex.join(words) if words[:1] == ["powerpool"] else None
 
 
 def _install(records: Sequence[RunRecord]) -> list[str]:
@@ -83,7 +100,8 @@ def _install(records: Sequence[RunRecord]) -> list[str]:
     ]
     return [
         f"python -m venv .venv{f'  # Python {_listed(pythons)}' if pythons else ''}",
-        *_broken(" ".join([".venv/bin/pip install -e", f"'.[{','.join(extras)}]'", *pinned])),
+        ". .venv/bin/activate",
+        *_broken(" ".join(["pip install -e", f"'.[{','.join(extras)}]'", *pinned])),
     ]
 
 
@@ -125,6 +143,13 @@ def _obstacles(records: Sequence[RunRecord]) -> Iterator[str]:
     unknown = [record for record in records if not record.environment.get("commit")]
     if unknown:
         yield f"{len(unknown)} of {len(records)} records do not say which commit they come from."
+    named = [record.environment["command"] for record in records if record.environment.get("command") is not None]
+    others = [command for command in named if _call(command) is None]
+    if others:
+        yield (
+            f"{len(others)} of {len(records)} records name a command that is more than one call of powerpool, or "
+            "another: it is left out."
+        )
     for name, versions in _versions(records).items():
         if len(versions) > 1:
             yield f"Records differ in {name}: {_listed(versions)}."

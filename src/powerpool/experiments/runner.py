@@ -20,8 +20,7 @@ import pickle
 import random
 import re
 import signal
-import sys
-import threading
+import textwrap
 import time
 import traceback
 import warnings
@@ -41,7 +40,8 @@ from powerpool.console import governed, setting
 from powerpool.experiments.engines import Engine, Slots, opened
 from powerpool.experiments.progress import Display
 from powerpool.locks import locked
-from powerpool.records import RecordError, make_folder, read_json, write_json
+from powerpool.processes import die_with, usable_cores
+from powerpool.records import RecordError, make_folder, read_json, write_json, write_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -58,6 +58,9 @@ WORKER_VARIABLES = {
     "PYTHONHASHSEED": "0",  # else the order of a set of strings is another one in every worker
 }
 
+LONGEST_CAUSE = 160
+"""Characters of an error that nobody expected: the command prints one line, which says more than that."""
+
 
 class UnitError(PowerPoolError, RuntimeError):
     """A unit raised an error on purpose, or its process died too often; the message names the unit."""
@@ -66,7 +69,11 @@ class UnitError(PowerPoolError, RuntimeError):
 
 
 class UnexpectedUnitError(RuntimeError):
-    """A unit raised an error that nobody expected: a bug. The message ends with the traceback from its process."""
+    """A unit raised an error that nobody expected: a bug.
+
+    The first line of the message says which error, and the file with the traceback from its process, with which the
+    message ends.
+    """
 
 
 @dataclass(frozen=True)
@@ -128,6 +135,8 @@ def run_units(
         waiting = deque(_Task(unit, _pickled(unit)) for unit in units if not _is_done(unit, progress.say))
         for parent in {task.unit.path.parent for task in waiting}:
             make_folder(parent)  # before anything is computed that could not be written
+        for task in waiting:
+            _trace_file(task.unit.path).unlink(missing_ok=True)  # of an error of another run
         progress.resumed(len(units) - len(waiting))
         if waiting:
             with progress, _quiet_replacement():
@@ -140,14 +149,6 @@ def run_units(
             if failures:
                 raise _error(failures, _kept(units, description))
     return [read_json(unit.path) for unit in units]
-
-
-def usable_cores() -> int:
-    """How many cores this process may use: affinity and the limits of a container count, not what the machine has."""
-    import joblib
-
-    cores: int = joblib.cpu_count()
-    return cores
 
 
 @dataclass
@@ -167,7 +168,6 @@ class _Failure:
     message: str
     expected: bool
     trace: str = ""
-    title: str = ""
 
 
 def _pickled(unit: Unit) -> bytes:
@@ -208,9 +208,9 @@ def _slots(engine: Engine | None, jobs: int | None, folder: Path) -> contextlib.
     return opened(engine, jobs, WORKER_VARIABLES, folder)
 
 
-def _run(waiting: deque[_Task], slots: Slots, attempts: int, progress: Display) -> list[_Failure]:
+def _run(waiting: deque[_Task], slots: Slots, attempts: int, progress: Display) -> list[tuple[Unit, _Failure]]:
     """Run all tasks; stop submitting after the first failure."""
-    failures: list[_Failure] = []
+    failures: list[tuple[Unit, _Failure]] = []
     idle: list[Executor] = []
     running: dict[Future[_Failure | None], tuple[_Task, Executor]] = {}
     made: list[Executor] = []  # all that were not stopped yet, also if an interrupt comes between two lines
@@ -246,7 +246,7 @@ def _run(waiting: deque[_Task], slots: Slots, attempts: int, progress: Display) 
                 if failure is None:
                     progress.finished(task.unit.title, time.monotonic() - task.began)
                 else:
-                    failures.append(failure)
+                    failures.append((task.unit, failure))
             now = time.monotonic()
             progress.update([now - task.began for task, _ in running.values()], len(waiting))
     finally:
@@ -259,7 +259,7 @@ def _submit(
     task: _Task, executor: Executor | None, made: list[Executor], make: Callable[[], Executor]
 ) -> tuple[Executor, Future[_Failure | None]]:
     task.began = time.monotonic()
-    call = partial(_execute, task.unit.title, task.unit.path.absolute(), task.payload, setting())
+    call = partial(_execute, task.unit.path.absolute(), task.payload, setting())
     if executor is not None:
         try:
             with _interrupts_blocked():
@@ -278,7 +278,7 @@ def _make_executor() -> Executor:
     from joblib.externals.loky import ProcessPoolExecutor
 
     resource_tracker.ensure_running()  # it would unblock interrupts if it started together with the first worker
-    executor: Executor = ProcessPoolExecutor(1, env=WORKER_VARIABLES, initializer=_die_with, initargs=(os.getpid(),))
+    executor: Executor = ProcessPoolExecutor(1, env=WORKER_VARIABLES, initializer=die_with, initargs=(os.getpid(),))
     return executor
 
 
@@ -309,27 +309,10 @@ def _quiet_replacement() -> Iterator[None]:
 # In the worker.
 
 
-def _die_with(parent: int) -> None:
-    """End this process when its parent ends, even by SIGKILL: an orphan would compute and write for nobody."""
-    if sys.platform == "linux":
-        import ctypes
-
-        # PR_SET_PDEATHSIG. A thread that looks out for the parent would have to wait for code that keeps the GIL.
-        ctypes.CDLL(None).prctl(1, int(signal.SIGKILL), 0, 0, 0)
-    else:
-        threading.Thread(target=_watch, args=(parent,), daemon=True).start()
-    if os.getppid() != parent:  # it ended before it could be watched
-        os._exit(1)
-
-
-def _watch(parent: int, interval: float = 0.5) -> None:
-    while os.getppid() == parent:
-        time.sleep(interval)
-    os._exit(1)
-
-
-def _execute(title: str, path: Path, payload: bytes, said: dict[str, bool]) -> _Failure | None:
+def _execute(path: Path, payload: bytes, said: dict[str, bool]) -> _Failure | None:
     """Run one unit, saying no more than the command may, and write its result; nothing but an error goes back."""
+    if path.exists():  # a cluster may run a call twice; what was broken was moved aside before
+        return None
     try:
         with governed(**said):
             work = pickle.loads(payload)
@@ -339,7 +322,10 @@ def _execute(title: str, path: Path, payload: bytes, said: dict[str, bool]) -> _
             raise RecordError(f"A unit must return a dict, which {path} can hold (got {type(result).__name__}).")
         write_json(path, result)
     except BaseException as error:  # sys.exit, too, must not end the worker: that would look like a death
-        return _Failure(str(error), isinstance(error, PowerPoolError), traceback.format_exc(), title)
+        if isinstance(error, PowerPoolError):
+            return _Failure(str(error), expected=True)
+        cause = textwrap.shorten(f"{type(error).__name__}: {error}", LONGEST_CAUSE, placeholder=" ...")
+        return _Failure(cause, expected=False, trace=traceback.format_exc())
     return None
 
 
@@ -362,7 +348,6 @@ def _death(task: _Task, error: BrokenExecutor) -> _Failure:
         f"its process died {times}{_how(error)}. Most likely the system ended it because memory ran out: run fewer "
         "jobs at a time, or close other programs. If it dies in ample memory, too, it crashes: look above for a trace.",
         expected=True,
-        title=task.unit.title,
     )
 
 
@@ -379,12 +364,22 @@ def _kept(units: Sequence[Unit], description: str) -> str:
     return f"{done} of {len(units)} {description} are done and kept. The same command goes on with the rest."
 
 
-def _error(failures: list[_Failure], kept: str) -> Exception:
+def _error(failures: list[tuple[Unit, _Failure]], kept: str) -> Exception:
     """The first failure, as an error; the others are named."""
-    first = failures[0]
-    others = ", ".join(failure.title for failure in failures[1:])
+    unit, first = failures[0]
+    others = ", ".join(other.title for other, _ in failures[1:])
     kept = f"{kept} Also failed: {others}." if others else kept
+    stop = "" if first.message.endswith((".", "?", "!")) else "."
     if first.expected:
-        stop = "" if first.message.endswith((".", "?", "!")) else "."
-        return UnitError(f"{first.title}: {first.message}{stop} {kept}")
-    return UnexpectedUnitError(f"{first.title} failed. {kept}\n\nIn its process:\n{first.trace}")
+        return UnitError(f"{unit.title}: {first.message}{stop} {kept}")
+    where = ""
+    with contextlib.suppress(RecordError):  # of a full disk, which may be the very error
+        write_text(_trace_file(unit.path), first.trace)
+        where = f" Its trace is in {_trace_file(unit.path)}."
+    return UnexpectedUnitError(
+        f"{unit.title} failed: {first.message}{stop}{where} {kept}\n\nIn its process:\n{first.trace}"
+    )
+
+
+def _trace_file(path: Path) -> Path:
+    return path.with_name(f"{path.name}.trace")

@@ -11,7 +11,8 @@ from powerpool.checks import ArgumentError, require_choice
 from powerpool.console import emit, say
 from powerpool.experiments.engines import EngineOptions
 from powerpool.experiments.plots import draw_sweep
-from powerpool.experiments.provenance import fingerprint, origin_of, with_origin
+from powerpool.experiments.provenance import fingerprint, guarded, origin_of
+from powerpool.experiments.quick import FLAG, is_quick_recipe
 from powerpool.experiments.runner import Unit, run_units
 from powerpool.experiments.vision import (
     read_config,
@@ -103,6 +104,11 @@ class SweepOptions(EngineOptions):
                 raise ArgumentError(f"{self.method} does not depend on {self.over[0]}: it depends on {depends}.")
 
     @property
+    def is_quick(self) -> bool:
+        """Whether the figures mean nothing, which the records then say."""
+        return self.quick or is_quick_recipe(self.recipe)
+
+    @property
     def folder(self) -> Path:
         """Where everything is written."""
         return Path(self.out or f"runs/sweep/vision{'-quick' if self.quick else ''}")
@@ -144,12 +150,12 @@ def make_units(config: VisionConfig, features: Features, folder: Path) -> list[U
     units = []
     for pool in config.points():
         point = replace(config, pool=pool, grid=GridConfig())
-        name = fingerprint("vision", shared_settings(point, features))
+        name = fingerprint("vision", shared_settings(point, features), features.facts)
         units.append(
             Unit(
                 folder / "points" / f"{name}.json",
                 f"{data} {method}",
-                partial(with_origin, partial(validate_stored, (point,), pool, features.folder)),
+                guarded("vision", partial(validate_stored, (point,), pool, features.folder)),
                 (point.head.kind, "origin"),
             )
         )
@@ -182,7 +188,7 @@ def _write(
         "pictures": len(features.targets["validation"]),
         "picked": picked[name],
         "config": settings,
-        "environment": origin_of(points, start),
+        "environment": {**origin_of(points, start), **({FLAG: True} if options.is_quick else {})},
     }
     written = [stem.with_name(f"{stem.name}.{suffix}") for suffix in ("json", "csv", "svg")]
     write_json(written[0], found)

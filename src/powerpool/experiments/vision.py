@@ -16,10 +16,11 @@ from powerpool.checks import ArgumentError, require_choice
 from powerpool.configs import Setting, make_config, read_settings, recipe_names
 from powerpool.data import ImageSet
 from powerpool.experiments.engines import Engine, EngineOptions
-from powerpool.experiments.provenance import fingerprint, origin_of, with_origin, without_origin
+from powerpool.experiments.provenance import fingerprint, guarded, origin_of, without_origin
 from powerpool.experiments.quick import is_quick_recipe
 from powerpool.experiments.report import Reproduced, conclude, tell
 from powerpool.experiments.runner import Unit, run_units
+from powerpool.integrations.backbones import load_backbone
 from powerpool.locks import locked
 from powerpool.pipelines.folders import RECORD
 from powerpool.pipelines.vision.commands import extraction_bars, read_pictures, train_run
@@ -164,10 +165,11 @@ def _frozen(options: ReproduceVisionOptions, config: VisionConfig, images: Image
 def _end_to_end(options: ReproduceVisionOptions, config: VisionConfig, images: ImageSet) -> list[RunRecord]:
     """One training after the other: each takes all of the machine."""
     records = []
+    digests = (images.digest, load_backbone(config.backbone, download=config.download).digest())
     for method in options.methods:
         own = replace(config, pool=replace(config.pool, method=method))
         settings = {name: value for name, value in asdict(own).items() if name not in PLACES}
-        folder = options.folder / "runs" / images.name / f"{method}-{fingerprint('vision', settings, images.digest)}"
+        folder = options.folder / "runs" / images.name / f"{method}-{fingerprint('vision', settings, *digests)}"
         if (folder / RECORD).exists():
             records.append(RunRecord.read(folder / RECORD))
         else:
@@ -185,7 +187,7 @@ def run_rows(rows: list[Row], jobs: int | None, engine: Engine | None = None) ->
         Unit(
             row.folder / "test.json",
             f"{row.title} test",
-            partial(with_origin, partial(_test, row.configs, found, row.features.folder)),
+            guarded("vision", partial(_test, row.configs, found, row.features.folder)),
             (*row.heads, "origin"),
         )
         for row, found in zip(rows, points, strict=True)
@@ -205,8 +207,9 @@ def make_rows(options: ReproduceVisionOptions, recipe: VisionConfig, images: Ima
     features = read_features(recipe, images, options.workers)
     rows = []
     for config in configs:
-        name = f"{config.pool.method}-{fingerprint('vision', shared_settings(config, features), options.heads)}"
-        place = options.folder / "points" / str(features.facts["data"]) / name
+        # All facts of the features, which settings do not have, such as the version of what reads pictures.
+        key = fingerprint("vision", shared_settings(config, features), options.heads, features.facts)
+        place = options.folder / "points" / str(features.facts["data"]) / f"{config.pool.method}-{key}"
         rows.append(Row(config, tuple(options.heads), features, place))
     return rows
 
@@ -257,7 +260,7 @@ def _grid_units(row: Row) -> Iterator[Unit]:
         yield Unit(
             row.folder / f"point-{place:02d}.json",
             f"{row.title} point {place}",
-            partial(with_origin, partial(validate_stored, row.configs, pool, row.features.folder)),
+            guarded("vision", partial(validate_stored, row.configs, pool, row.features.folder)),
             (*row.heads, "origin"),
         )
 

@@ -16,7 +16,6 @@ from powerpool.records import write_text
 
 TITLE = "Curve explorer"
 PLACE = re.compile("<!--([a-z]+)-->")
-SCRIPTS = ("plotly", "formulas", "app")
 
 
 def write_page(path: str | Path, run: RunSpectra | None = None) -> None:

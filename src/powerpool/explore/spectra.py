@@ -67,23 +67,30 @@ def spectra_of(found: Inspection, largest: int = LARGEST) -> RunSpectra:
     if kept < found.samples:
         notes.append(f"The page has the first {kept} of {found.samples} samples.")
     own, suggested = found.normalization, found.suggestions["spectral"]
-    trace = suggested.eta / suggested.gamma_prime  # the mean over samples
     suggestion = {name: float(suggested.of(kind(1.0))) for kind, name in NAMES.items()}  # type: ignore[call-arg]
-    suggestion["asinhe"] = suggested.gamma_prime * trace
+    suggestion["asinhe"] = suggested.eta  # its gamma', for eigenvalues that are parts of the trace
     start = ("maxexp", suggestion["maxexp"])
     if own.curve is None or own.is_first_order:
         notes.append("The run has no curve of second order: the page begins with a suggestion.")
+    elif not suggested.knows(own.curve):
+        notes.append(f"The page cannot draw the curve of the run, {type(own.curve).__name__}: it begins with another.")
     elif own.parameter is None:
         notes.append("The run has a parameter for each channel: the page begins with a suggestion.")
         start = (_name(own.curve), suggestion[_name(own.curve)])
     else:
-        start = (_name(own.curve), own.parameter * _scale(own.curve, trace))
+        factor = _factor(own.curve, suggested.trace)
+        start = (_name(own.curve), own.parameter * factor)
         if own.mode == "elementwise":
             notes.append("The run applies its curve entry by entry; here it acts on eigenvalues.")
-        if _scale(own.curve, trace) != 1:
+        if factor != 1:
             notes.append(
-                f"The run does not divide by the trace, {trace:.3g} on average: here its parameter is multiplied by it."
+                f"The run does not divide by the trace, {factor:.3g} on average: here its parameter is multiplied by "
+                "it, which is right for samples of that trace."
             )
+    terms = {"trace power": own.trace_power, "slope": own.slope}
+    left_out = [f"{term} {value:g}" for term, value in terms.items() if value and not own.is_first_order]
+    if left_out:
+        notes.append(f"The page leaves out what the run does beside its curve: {' and '.join(left_out)}.")
     values = found.before.spectra[:kept].clamp(0, 1).tolist()
     return RunSpectra(
         title=found.headline(),
@@ -91,7 +98,7 @@ def spectra_of(found: Inspection, largest: int = LARGEST) -> RunSpectra:
         spectra=tuple(tuple(float(f"{value:.{DIGITS}g}") for value in one) for one in values),
         start=start,
         suggestion=suggestion,
-        rounding=getattr(own.curve, "rounding", None),
+        rounding=own.curve.rounding if isinstance(own.curve, FAHDP) else None,
     )
 
 
@@ -99,6 +106,6 @@ def _name(curve: Curve) -> str:
     return next(name for kind, name in NAMES.items() if isinstance(curve, kind))
 
 
-def _scale(curve: Curve, trace: float) -> float:
+def _factor(curve: Curve, trace: float) -> float:
     """What a parameter is multiplied by for eigenvalues that are parts of the trace. A power has no scale."""
     return 1.0 if curve.trace_normalize or isinstance(curve, Gamma) else trace

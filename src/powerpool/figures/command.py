@@ -23,8 +23,8 @@ class FiguresOptions:
     Args:
         names: figures to draw, all without it; --list lists them
         out: folder that gets NAME.png, NAME.svg and NAME.csv
-        records: files and folders in which records of bench, sweep and reproduce are looked for; results and runs, but
-            not what is in folders of quick runs, without it
+        records: files and folders in which records of bench, sweep and reproduce are looked for; results and runs
+            without it, but no records of quick runs
         features: features of which the variance of eigenvalues is taken: a folder of stored features, or the name of
             a data set that has some in the cache; a synthetic spectrum without it
         dpi: points of a PNG for each inch

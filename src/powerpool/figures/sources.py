@@ -13,6 +13,7 @@ from torch import Tensor
 from powerpool.bench.record import SCHEMA as BENCH
 from powerpool.bench.record import BenchRecord, load
 from powerpool.data.places import cache_folder
+from powerpool.experiments.quick import FLAG, is_quick
 from powerpool.records import SCHEMA as RUN
 from powerpool.records import RecordError, RunRecord, read_json
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:  # curves and bounds are drawn where nothing of the pipeline o
 PLACES = (Path("results"), Path("runs"))
 """Folders in which records are looked for where none are named: those of a checkout, and those of runs."""
 QUICK = "-quick"
-"""The end of the name of a folder with figures that mean nothing."""
+"""The end of the name of a folder with figures that mean nothing. Elsewhere the records say it."""
 PICTURES = 64
 """Of which the spectra are taken, evenly from all that are stored."""
 
@@ -68,7 +69,8 @@ class Sources:
         raise MissingRecordError(self._missing(f"finished record of `powerpool bench {suite}`", make))
 
     def sweeps(self, setting: str, make: str) -> list[dict[str, Any]]:
-        """The records of all sweeps over a setting, one for each method and data set."""
+        """The records of all sweeps over a setting, one for each method and data set; no quick ones, unless a place is
+        named."""
         from powerpool.experiments.sweep import SCHEMA as SWEEP
 
         found: dict[tuple[str, str], dict[str, Any]] = {}
@@ -76,17 +78,20 @@ class Sources:
             record = read_json(path)
             if not isinstance(record, dict) or record.get("schema") != SWEEP:
                 raise RecordError(f"{path} is not a record of `powerpool sweep`: needed is the schema {SWEEP!r}.")
-            if record.get("setting") == setting:
+            if record.get("setting") == setting and (self.records or not _is_quick(record)):
                 found.setdefault((_text(record, "data", path), _text(record, "method", path)), _whole(record, path))
         if not found:
             raise MissingRecordError(self._missing(f"record of a sweep over {setting}", make))
         return [found[key] for key in sorted(found)]
 
     def runs(self, data: Collection[str], what: str, make: str) -> list[RunRecord]:
-        """The records of ``reproduce`` for data sets, by their names in records; of equal ones the first."""
+        """The records of ``reproduce`` for data sets, by their names in records; of equal ones the first. Quick ones,
+        whose figures mean nothing, only of a named place."""
         found: dict[tuple[Any, ...], RunRecord] = {}
         for path in self._files("*.json", RUN, folders=data):
             record = RunRecord.read(path)
+            if is_quick(record) and not self.records:
+                continue
             found.setdefault((record.data, record.method, record.protocol, record.config.get("size")), record)
         if not found:
             raise MissingRecordError(self._missing(what, make))
@@ -157,6 +162,11 @@ def spectrum(maps: Tensor) -> Tensor:  # shape: (K, C, h, w) -> (min(C, K h w),)
 def _is_passed_over(path: Path, place: Path) -> bool:
     parts = path.relative_to(place).parts
     return any(part.startswith(".") or part.endswith(QUICK) for part in parts[:-1])
+
+
+def _is_quick(sweep: dict[str, Any]) -> bool:
+    environment = sweep.get("environment")
+    return isinstance(environment, dict) and environment.get(FLAG) is True
 
 
 def _schema(path: Path) -> Any:

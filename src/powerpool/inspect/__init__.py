@@ -11,7 +11,7 @@ Example:
 from powerpool.inspect.gathering import Gathering, inspect_features
 from powerpool.inspect.models import inspect_model
 from powerpool.inspect.result import Inspection, Side
-from powerpool.inspect.runs import Wanted, inspect_run
+from powerpool.inspect.runs import Samples, inspect_run
 from powerpool.inspect.suggestion import Suggestion, suggest
 from powerpool.pipelines.pooling import FeatureSet
 
@@ -19,9 +19,9 @@ __all__ = [
     "FeatureSet",
     "Gathering",
     "Inspection",
+    "Samples",
     "Side",
     "Suggestion",
-    "Wanted",
     "inspect_features",
     "inspect_model",
     "inspect_run",

@@ -6,10 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from powerpool.checks import ArgumentError, require_at_least
 from powerpool.console import Bars, cell, console, emit, say
-from powerpool.inspect.gathering import SAMPLES
-from powerpool.inspect.runs import Split, Wanted, look, open_run
+from powerpool.inspect.runs import Samples, look, open_run
 from powerpool.pipelines.folders import require_place
 
 if TYPE_CHECKING:
@@ -19,52 +17,26 @@ FOLDER = "inspect"
 
 
 @dataclass(frozen=True)
-class InspectOptions:
+class InspectOptions(Samples):
     """Spectra, burstiness and correlations of the features that a trained model pools, and a parameter to try.
 
     Args:
         run: the run folder that 'powerpool train' wrote, of any pipeline
-        data: other data than that of the run, all of which is drawn from: a data set, or a folder or zip
-        data_root: folder with data sets; that of the run without it
-        split: which part of the run's own data to look at. A parameter that is chosen on test data has seen the test
-        samples: how many pictures or graphs, drawn at random
-        seed: of the draw
-        download: whether data and weights that are not on this machine may be fetched from the network
         out: folder for tables and pictures; inspect in the run folder without it
     """
 
     run: str
-    data: str | None = None
-    data_root: str | None = None
-    split: Split = "train"
-    samples: int = SAMPLES
-    seed: int = 0
-    download: bool = False
     out: str | None = None
-
-    def __post_init__(self) -> None:
-        require_at_least(1, "", samples=self.samples)
-        if not 0 <= self.seed < 2**31:
-            raise ArgumentError(f"seed must be at least 0 and below 2**31 (got {self.seed}).")
 
 
 def run(options: InspectOptions) -> None:
     """Print the tables and the advice, and write them with the pictures."""
-    wanted = Wanted(
-        run=options.run,
-        data=options.data,
-        data_root=options.data_root,
-        split=options.split,
-        samples=options.samples,
-        seed=options.seed,
-        download=options.download,
-    )
     folder = Path(options.out or Path(options.run, FOLDER))
-    source = open_run(wanted)  # what is refused is said before there is a bar
+    source = open_run(options.run, options)  # what is refused is said before there is a bar
     require_place(folder / "inspection.json")
     with Bars() as bars:
-        bar = bars.add("samples", options.samples)
-        found = look(source, options.samples, lambda done: bars.update(bar, done))
+        bar = bars.add("samples", source.count)
+        found = look(source, lambda done: bars.update(bar, done))
     show(found)
     files = found.write(folder)
     say(f"written: {files[0].parent}: {', '.join(file.name for file in files)}")

@@ -13,7 +13,7 @@ from powerpool.curves import Curve
 from powerpool.functional import MODES, Mode
 from powerpool.inspect.measures import Repetition, correlations, gini, mean_correlation
 from powerpool.inspect.result import Inspection, Side
-from powerpool.inspect.suggestion import suggest
+from powerpool.inspect.suggestion import Suggestion, suggest
 from powerpool.pipelines.pooling import FeatureSet, Normalization
 from powerpool.pipelines.spectra import is_silent, shares
 from powerpool.precision import at_least_float32
@@ -135,7 +135,11 @@ class Gathering:
             )
         before, trace = self._before.side(), torch.stack(self._traces)
         skipped = self.seen - len(self._locations)
-        counted = [f"{skipped} samples were left out: they have no features, or none that the curve keeps."]
+        said, curve = list(notes), self.normalization.curve
+        if skipped:
+            said.append(f"{skipped} samples were left out: they have no features, or none that the curve keeps.")
+        if curve is not None and not Suggestion.knows(curve):
+            said.append(f"{type(curve).__name__} is a curve of your own, for which no parameter can be suggested.")
         return Inspection(
             source=source,
             normalization=self.normalization,
@@ -149,7 +153,7 @@ class Gathering:
                 "spectral": suggest(before.spectra, trace, "spectral"),
                 "elementwise": suggest(torch.stack(self._diagonals), trace, "elementwise"),
             },
-            notes=(*notes, *(counted if skipped else [])),
+            notes=tuple(said),
         )
 
 

@@ -131,7 +131,7 @@ def sets_of(module: nn.Module, arguments: tuple[Any, ...], options: Mapping[str,
     """The feature sets in what a pool is called with."""
     if isinstance(module, (SecondOrderPool2d, SecondOrderFactor2d)):
         features, grid = module._features(_argument(arguments, options, 0, "maps"))
-        yield from (FeatureSet(one, grid) for one in features.flatten(0, -3))
+        yield from (FeatureSet(one, grid) for one in _each(features))
     elif isinstance(module, RelationDescriptor):
         yield from _relation_sets(module, arguments, options)
     elif isinstance(module, _aggregations()):
@@ -148,27 +148,34 @@ def _relation_sets(
     """What a descriptor makes one matrix of: each query, and of the support what its variant pools together."""
     support, query = _argument(arguments, options, 0, "support"), _argument(arguments, options, 1, "query")
     grid = _argument(arguments, options, 2, "coordinates")
-    yield from (FeatureSet(one, grid) for one in query.flatten(0, -3))
+    yield from (FeatureSet(one, grid) for one in _each(query))
     if module.variant == "outer":
-        yield from (FeatureSet(one, grid) for one in support.mean(-3).flatten(0, -3))
+        yield from (FeatureSet(one, grid) for one in _each(support.mean(-3)))
     elif module.variant == "outer+L":
-        yield from (FeatureSet(one, grid) for one in support.flatten(0, -3))
+        yield from (FeatureSet(one, grid) for one in _each(support))
     else:
         # All shots of a class are one set, each centred by its own mean.
         centred = center(support, module.beta).transpose(-3, -2).flatten(-2)
         tiled = None if grid is None else grid.repeat(1, support.shape[-3])
-        yield from (FeatureSet(one, tiled, is_centred=True) for one in centred.flatten(0, -3))
+        yield from (FeatureSet(one, tiled, is_centred=True) for one in _each(centred))
 
 
 def _plain_sets(module: nn.Module, arguments: tuple[Any, ...], options: Mapping[str, Any]) -> Iterator[FeatureSet]:
     given = arguments[0] if arguments else next(iter(options.values()), None)
-    if not isinstance(given, Tensor) or not given.is_floating_point() or given.ndim not in (3, 4):
+    is_own = isinstance(module, FirstOrderPool2d)  # takes (*, C, H, W): three sizes are one map, and not many sets
+    most = sys.maxsize if is_own else 4
+    if not isinstance(given, Tensor) or not given.is_floating_point() or not 3 <= given.ndim <= most:
         what = f"{given.dtype} of shape {tuple(given.shape)}" if isinstance(given, Tensor) else type(given).__name__
         raise ShapeError(
             f"{type(module).__name__} was given {what}; what can be looked at are maps (B, C, H, W) or sets (B, C, N) "
             "of numbers. Name another module with pool=."
         )
-    yield from (FeatureSet(one) for one in given.flatten(2))
+    yield from (FeatureSet(one) for one in (_each(given.flatten(-2)) if is_own else given.flatten(2)))
+
+
+def _each(sets: Tensor) -> Tensor:  # shape: (*, C, N) -> (S, C, N)
+    """All sets one after the other; one alone is the first."""
+    return sets[None].flatten(0, -3)
 
 
 def _normalization(name: str, module: nn.Module) -> Normalization:

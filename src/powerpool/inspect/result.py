@@ -100,9 +100,14 @@ class Inspection:
 
     @property
     def suggestion(self) -> Suggestion:
-        """The one for the way in which the pool applies its curve; for eigenvalues where it has none."""
+        """The one for the way in which the pool applies its curve; for eigenvalues where there is none for it."""
+        return self.suggestions["spectral" if self._known_curve is None else self.normalization.mode]
+
+    @property
+    def _known_curve(self) -> Curve | None:
+        """The curve of the pool, if it is of second order and a parameter can be suggested for it."""
         own = self.normalization
-        return self.suggestions["spectral" if own.curve is None or own.is_first_order else own.mode]
+        return None if own.is_first_order or own.curve is None or not Suggestion.knows(own.curve) else own.curve
 
     @property
     def relation(self) -> str:
@@ -127,7 +132,7 @@ class Inspection:
     def parameters(self) -> list[tuple[str, str, str, str]]:
         """Rows of a curve, its parameter, what is suggested on the spectrum, and entry by entry."""
         example: dict[type[Curve], Curve] = {kind: kind(1.0) for kind in CURVES}  # type: ignore[call-arg]
-        spectral, elementwise = (self.suggestions[mode] for mode in MODES)
+        spectral, elementwise = (self.suggestions[mode] for mode in COLUMNS)
         return [
             (kind.__name__, curve.parameter_name, _suggested(spectral, curve), _suggested(elementwise, curve))
             for kind, curve in example.items()
@@ -135,8 +140,7 @@ class Inspection:
 
     def advice(self) -> str:
         """What is suggested for the curve of the pool, beside what it has, and why, in a few sentences."""
-        own, found = self.normalization, self.suggestion
-        curve = own.curve if own.curve is not None and not own.is_first_order else None
+        own, found, curve = self.normalization, self.suggestion, self._known_curve
         if curve is None:
             said = f"MaxExp with eta {found.eta:g} on the spectrum, or what stands for it in the table of parameters"
         else:
@@ -152,7 +156,7 @@ class Inspection:
         return f"Suggestion: {said}. {found.reason} {ADVICE}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Means and deviations, and the numbers of every sample, as JSON can hold them."""
+        """Means and deviations, the measures of every sample, and mean spectra, as JSON can hold them."""
         sides = {"before": self.before, **({} if self.after is None else {"after": self.after})}
         own = self.normalization
         return {
@@ -162,6 +166,9 @@ class Inspection:
             "parameter": own.parameter,
             "mode": None if own.curve is None else own.mode,
             "beta": own.beta,
+            "eps": own.eps,
+            "trace_power": own.trace_power,
+            "slope": own.slope,
             "order": 1 if own.is_first_order else 2,
             "samples": self.samples,
             "skipped": self.skipped,
@@ -251,7 +258,8 @@ class Inspection:
         return _csv(["eigenvalue", *columns], [(number, *row) for number, row in enumerate(rows, 1)])
 
 
-MODES: tuple[Mode, Mode] = ("spectral", "elementwise")
+COLUMNS: tuple[Mode, Mode] = ("spectral", "elementwise")
+"""Of the table of parameters."""
 
 
 def round_off(value: float) -> float:

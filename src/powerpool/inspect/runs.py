@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from powerpool.checkpoints import load_state
-from powerpool.checks import ArgumentError
+from powerpool.checks import ArgumentError, require_at_least, require_seed
 from powerpool.configs import read_recipe
 from powerpool.inspect.gathering import SAMPLES, Gathering
 from powerpool.inspect.result import Inspection
@@ -22,30 +22,38 @@ from powerpool.records import RecordError, read_json
 Config = TypeVar("Config")
 Split = Literal["train", "validation", "test"]
 Watcher = Callable[[int], None]
+Maps = tuple[Iterator[Tensor], int, str, tuple[str, ...]]
+"""Maps of pictures, how many, where they are from, and notes."""
 BATCH = 32
 
 
-@dataclass(frozen=True)
-class Wanted:
+@dataclass(frozen=True, kw_only=True)
+class Samples:
     """Which samples of a run are looked at.
 
     Args:
-        run: the run folder.
-        data: other data than that of the run; all of it.
-        data_root: folder with data sets; that of the run without it.
-        split: of the run's own data.
-        samples: how many, drawn at random.
-        seed: of the draw.
-        download: whether data and weights that are not on this machine may be fetched from the network.
+        data: other data than that of the run, all of which is drawn from: a data set, or a folder or zip
+        data_root: folder with data sets; that of the run without it
+        split: which part of the run's own data to look at. A parameter that is chosen on test data has seen the test
+        samples: how many pictures or graphs, drawn at random
+        seed: of the draw
+        download: whether data and weights that are not on this machine may be fetched from the network
     """
 
-    run: str | Path
     data: str | None = None
     data_root: str | None = None
     split: Split = "train"
     samples: int = SAMPLES
     seed: int = 0
     download: bool = False
+
+    def __post_init__(self) -> None:
+        require_at_least(1, "", samples=self.samples)
+        require_seed(self.seed)
+
+
+USUAL = Samples()
+"""Those that are looked at where nobody says."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,35 +62,36 @@ class Source:
 
     normalization: Normalization
     sets: Iterator[FeatureSet]
+    count: int
+    """How many samples were drawn: no more than there are."""
     name: str
     notes: tuple[str, ...] = ()
 
 
-def inspect_run(wanted: Wanted, watch: Watcher = lambda done: None) -> Inspection:
+def inspect_run(folder: str | Path, which: Samples = USUAL, watch: Watcher = lambda done: None) -> Inspection:
     """What the pooling of a trained run sees, and what its normalization does to it.
 
     Args:
-        wanted: the run, and which of its samples.
+        folder: of the run.
+        which: of its samples.
         watch: is told how many samples are done.
     """
-    return look(open_run(wanted), wanted.samples, watch)
+    return look(open_run(folder, which), watch)
 
 
-def look(source: Source, samples: int, watch: Watcher = lambda done: None) -> Inspection:
+def look(source: Source, watch: Watcher = lambda done: None) -> Inspection:
     """Gather the sets of a run, which are made now."""
-    gathering = Gathering(source.normalization, samples)
+    gathering = Gathering(source.normalization, max(1, source.count))
     with torch.no_grad():
         for one in source.sets:
             gathering.add(one)
             watch(gathering.seen)
-            if gathering.is_full:
-                break
     return gathering.result(source.name, source.notes)
 
 
-def open_run(wanted: Wanted) -> Source:
+def open_run(folder: str | Path, which: Samples = USUAL) -> Source:
     """Read the model of a run, of whichever pipeline it is, and draw the samples."""
-    folder = Path(wanted.run)
+    folder = Path(folder)
     file = folder / MODEL
     if not file.is_file():
         if folder.is_dir():
@@ -98,58 +107,58 @@ def open_run(wanted: Wanted) -> Source:
     pipeline = load_state(file).get("pipeline")
     if pipeline not in readers:
         raise RecordError(f"{file} is no model of powerpool: its pipeline is {pipeline!r}, not {', '.join(readers)}.")
-    return readers[pipeline](wanted)
+    return readers[pipeline](folder, which)
 
 
 # ---- graphs ----------------------------------------------------------------------------------------------------------
 
 
-def _open_graph(wanted: Wanted) -> Source:
+def _open_graph(folder: Path, which: Samples) -> Source:
     from powerpool.pipelines.graph.commands import RunConfig
     from powerpool.pipelines.graph.evaluation import make_fold
     from powerpool.pipelines.graph.runs import load_run
     from powerpool.pipelines.graph.training import batches
 
-    model = load_run(wanted.run)
+    model = load_run(folder)
     notes: tuple[str, ...] = ()
-    if wanted.data is not None:
-        graphs = model.read(wanted.data, wanted.data_root, labelled=False, download=wanted.download)
+    if which.data is not None:
+        graphs = model.read(which.data, which.data_root, labelled=False, download=which.download)
         chosen, name = torch.arange(len(graphs)), f"all graphs of {graphs.name}"
     else:
-        config = _settings(wanted, RunConfig)
-        graphs = model.read(config.data, wanted.data_root or config.data_root, download=wanted.download)
-        chosen = getattr(make_fold(config, graphs, config.fold), wanted.split)
-        name, notes = f"the {wanted.split} graphs of {graphs.name}", _changed(wanted, graphs.digest, graphs.name)
-    network = model.network.eval()
+        config = _settings(folder, RunConfig)
+        graphs = model.read(config.data, which.data_root or config.data_root, download=which.download)
+        chosen = getattr(make_fold(config, graphs, config.fold), which.split)
+        name, notes = f"the {which.split} graphs of {graphs.name}", _changed(folder, graphs.digest, graphs.name)
+    network, rows = model.network.eval(), drawn(chosen, which)
 
     def sets() -> Iterator[FeatureSet]:
-        for batch in batches(graphs, drawn(chosen, wanted), BATCH):
+        for batch in batches(graphs, rows, BATCH):
             yield from network.feature_sets(batch)
 
-    return Source(network.normalization, sets(), name, notes)
+    return Source(network.normalization, sets(), len(rows), name, notes)
 
 
 # ---- pictures --------------------------------------------------------------------------------------------------------
 
 
-def _open_vision(wanted: Wanted) -> Source:
+def _open_vision(folder: Path, which: Samples) -> Source:
     from powerpool.pipelines.vision.runs import load_run
 
-    model = load_run(wanted.run, download=wanted.download)
+    model = load_run(folder, download=which.download)
     pool = model.network.pool
-    maps, name, notes = _stored_maps(wanted, model) or _computed_maps(wanted, model)
-    return Source(pool.normalization, (pool.feature_set(one) for one in maps), name, notes)
+    maps, count, name, notes = _stored_maps(folder, which, model) or _computed_maps(folder, which, model)
+    return Source(pool.normalization, (pool.feature_set(one) for one in maps), count, name, notes)
 
 
-def _stored_maps(wanted: Wanted, model: Any) -> tuple[Iterator[Tensor], str, tuple[str, ...]] | None:
+def _stored_maps(folder: Path, which: Samples, model: Any) -> Maps | None:
     """Maps that training on frozen features left in the cache, if they are there: nothing has to be computed."""
     from powerpool.data.places import cache_folder
     from powerpool.pipelines.vision.extraction import ITEMS, open_features
 
-    if wanted.data is not None or model.is_trained or not Path(wanted.run, DATA).exists():
+    if which.data is not None or model.is_trained or not (folder / DATA).exists():
         return None
     facts = {
-        "data_digest": read_json(Path(wanted.run, DATA)).get("digest"),
+        "data_digest": read_json(folder / DATA).get("digest"),
         "backbone_digest": model.backbone.digest(),
         "crops": model.crops.config,
     }
@@ -161,14 +170,14 @@ def _stored_maps(wanted: Wanted, model: Any) -> tuple[Iterator[Tensor], str, tup
             features = open_features(file.parent)
         except (RecordError, KeyError, TypeError):  # of another version, or not finished: the pictures are read instead
             continue
-        stored = features.maps(wanted.split)
-        rows = drawn(torch.arange(len(stored)), wanted).tolist()
-        name = f"the {wanted.split} pictures of {features.facts['data']}, stored features"
-        return (stored[row] for row in rows), name, ()
+        stored = features.maps(which.split)
+        rows = drawn(torch.arange(len(stored)), which).tolist()
+        name = f"the {which.split} pictures of {features.facts['data']}, stored features"
+        return (stored[row] for row in rows), len(rows), name, ()
     return None
 
 
-def _computed_maps(wanted: Wanted, model: Any) -> tuple[Iterator[Tensor], str, tuple[str, ...]]:
+def _computed_maps(folder: Path, which: Samples, model: Any) -> Maps:
     from powerpool.data import ImageDataset, Splits, load_images
     from powerpool.integrations.backbones import fold_batch_norm
     from powerpool.pipelines.vision.config import VisionConfig
@@ -176,28 +185,28 @@ def _computed_maps(wanted: Wanted, model: Any) -> tuple[Iterator[Tensor], str, t
     from powerpool.pipelines.vision.extraction import Frozen, choose_device, stream_maps
 
     notes: tuple[str, ...] = ()
-    if wanted.data is not None:
+    if which.data is not None:
         uncut = Splits(validation=0.0, test=0.0)
-        images = load_images(wanted.data, wanted.data_root, download=wanted.download, splits=uncut)
+        images = load_images(which.data, which.data_root, download=which.download, splits=uncut)
         first, *others = images.splits.values()
         pictures, name = sum(others, start=first), f"all pictures of {images.name}"
     else:
-        config = _settings(wanted, VisionConfig)
-        config = replace(config, data_root=wanted.data_root or config.data_root, download=wanted.download)
+        config = _settings(folder, VisionConfig)
+        config = replace(config, data_root=which.data_root or config.data_root, download=which.download)
         images = read_images(config)[0]
-        pictures, name = images[wanted.split], f"the {wanted.split} pictures of {images.name}"
-        notes = _changed(wanted, images.digest, images.name)
-    chosen = pictures.select(drawn(torch.arange(len(pictures)), wanted).tolist())
+        pictures, name = images[which.split], f"the {which.split} pictures of {images.name}"
+        notes = _changed(folder, images.digest, images.name)
+    chosen = pictures.select(drawn(torch.arange(len(pictures)), which).tolist())
     example = torch.rand(1, 3, model.crops.size, model.crops.size)
     frozen = Frozen(fold_batch_norm(model.backbone, example), choose_device("auto"))
     parts = stream_maps(ImageDataset(chosen, model.crops), frozen, 0)
-    return (maps for part in parts for maps in part), name, notes
+    return (maps for part in parts for maps in part), len(chosen), name, notes
 
 
 # ---- few shots -------------------------------------------------------------------------------------------------------
 
 
-def _open_fewshot(wanted: Wanted) -> Source:
+def _open_fewshot(folder: Path, which: Samples) -> Source:
     from powerpool.data import Splits, load_images
     from powerpool.data.banks import read_bank
     from powerpool.pipelines.fewshot.config import FewShotConfig
@@ -205,52 +214,52 @@ def _open_fewshot(wanted: Wanted) -> Source:
     from powerpool.pipelines.fewshot.model import feature_sets, normalization
     from powerpool.pipelines.fewshot.runs import load_run
 
-    model = load_run(wanted.run)
+    model = load_run(folder)
     notes: tuple[str, ...] = ()
-    if wanted.data is not None:
+    if which.data is not None:
         uncut = Splits(validation=0.0, test=0.0)
-        images = load_images(wanted.data, wanted.data_root, download=wanted.download, splits=uncut)
+        images = load_images(which.data, which.data_root, download=which.download, splits=uncut)
         first, *others = images.splits.values()
         settings = {name: value for name, value in asdict(model.pictures).items() if name != "centred"}
         bank = read_bank(sum(others, start=first), images.classes, **settings)
         bank = bank.centred() if model.pictures.centred else bank
         name = f"all pictures of {images.name}"
     else:
-        config = _settings(wanted, FewShotConfig)
-        config = replace(config, data_root=wanted.data_root or config.data_root, download=wanted.download)
+        config = _settings(folder, FewShotConfig)
+        config = replace(config, data_root=which.data_root or config.data_root, download=which.download)
         data = read_set(config)
-        if wanted.split not in data.splits:
-            raise ArgumentError(f"{data.name} has no {wanted.split} classes: choose one of {', '.join(data.splits)}.")
-        bank, name = data[wanted.split], f"pictures of the {wanted.split} classes of {data.name}"
-        notes = _changed(wanted, data.digest, data.name)
+        if which.split not in data.splits:
+            raise ArgumentError(f"{data.name} has no {which.split} classes: choose one of {', '.join(data.splits)}.")
+        bank, name = data[which.split], f"pictures of the {which.split} classes of {data.name}"
+        notes = _changed(folder, data.digest, data.name)
     network = model.network.eval()
-    chosen = drawn(torch.arange(len(bank)), wanted)
+    chosen = drawn(torch.arange(len(bank)), which)
 
     def sets() -> Iterator[FeatureSet]:
         for part in chosen.split(BATCH):
             yield from feature_sets(network, network.encode(bank.batch(part)))
 
-    return Source(normalization(network), sets(), name, notes)
+    return Source(normalization(network), sets(), len(chosen), name, notes)
 
 
 # ---- all of them -----------------------------------------------------------------------------------------------------
 
 
-def drawn(rows: Tensor, wanted: Wanted) -> Tensor:
+def drawn(rows: Tensor, which: Samples) -> Tensor:
     """As many of the rows as are wanted, drawn without replacement; the same for the same seed."""
-    order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(wanted.seed))
-    return rows[order[: wanted.samples]]
+    order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(which.seed))
+    return rows[order[: which.samples]]
 
 
-def _settings(wanted: Wanted, config_type: type[Config]) -> Config:
+def _settings(folder: Path, config_type: type[Config]) -> Config:
     """The configuration of the run, which says what its data is."""
-    file = Path(wanted.run, CONFIG)
+    file = folder / CONFIG
     if not file.is_file():
-        raise RecordError(f"{wanted.run} holds no {CONFIG}, which says what it was trained on: name data with --data.")
+        raise RecordError(f"{folder} holds no {CONFIG}, which says what it was trained on: name data with --data.")
     return read_recipe(file, config_type)
 
 
-def _changed(wanted: Wanted, digest: str, name: str) -> tuple[str, ...]:
-    if is_of(wanted.run, digest):
+def _changed(folder: Path, digest: str, name: str) -> tuple[str, ...]:
+    if is_of(folder, digest):
         return ()
     return (f"{name} has changed since the run was trained: its samples may be others than those of the training.",)

@@ -81,6 +81,11 @@ class Suggestion:
     trace: float = 1.0
     """The mean trace, by which the parameter of a curve is divided that is not given M / tr M."""
 
+    @staticmethod
+    def knows(curve: Curve) -> bool:
+        """Whether there is a parameter for a kind of curve: for one of your own there is none."""
+        return isinstance(curve, tuple(CURVES))
+
     def of(self, curve: Curve) -> float:
         """The parameter for a kind of curve."""
         for kind, name in CURVES.items():

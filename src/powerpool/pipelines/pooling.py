@@ -87,14 +87,15 @@ class Normalization:
         return found.to(torch.float64)
 
     def describe(self) -> str:
-        """``SOP+SpecMaxExpF: MaxExp(eta=20.0) on the spectrum, beta 1``."""
+        """``SOP+SpecMaxExpF: MaxExp(eta=20.0) on the spectrum, beta 1``; what is 0 is left out."""
         if self.is_first_order:
             return f"{self.name}: first order"
         if self.curve is None:
             said = "second order without a curve"
         else:
             said = f"{self.curve} {'on the spectrum' if self.mode == 'spectral' else 'entry by entry'}"
-        return f"{self.name}: {said}" + (f", beta {self.beta:g}" if self.beta else "")
+        terms = {"beta": self.beta, "trace power": self.trace_power, "slope": self.slope}
+        return f"{self.name}: {said}" + "".join(f", {term} {value:g}" for term, value in terms.items() if value)
 
     @property
     def parameter(self) -> float | None:

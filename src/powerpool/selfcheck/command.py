@@ -12,7 +12,7 @@ import torch
 from powerpool.checks import ArgumentError
 from powerpool.console import emit, is_quiet, write_text
 from powerpool.pipelines.devices import require_device
-from powerpool.records import environment, make_folder, write_json
+from powerpool.records import environment, require_writable, write_json
 from powerpool.selfcheck import report
 from powerpool.selfcheck.battery import Battery
 from powerpool.selfcheck.report import Outcome
@@ -46,7 +46,7 @@ class SelfcheckOptions:
 def run(options: SelfcheckOptions) -> int:
     """Run all checks; 1 where one failed."""
     if options.out is not None:
-        make_folder(options.out.parent)  # before the minute that it takes
+        require_writable(options.out)  # before the minute that it takes
     started = time.perf_counter()
     _say(report.HEADING)
     outcomes: list[Outcome] = []

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from dataclasses import replace
 
 import pytest
 import torch
@@ -16,9 +17,16 @@ from powerpool.checkpoints import load_state
 from powerpool.pipelines.fewshot import evaluation
 from powerpool.pipelines.fewshot import training as module
 from powerpool.pipelines.fewshot.config import EpisodeConfig
-from powerpool.pipelines.fewshot.evaluation import CHECKPOINT, assess_again, make_training, train, train_and_test
+from powerpool.pipelines.fewshot.evaluation import (
+    CHECKPOINT,
+    assess_again,
+    make_training,
+    read_set,
+    train,
+    train_and_test,
+)
 from powerpool.pipelines.fewshot.runs import TrainedModel
-from powerpool.records import RecordError
+from powerpool.records import RecordError, read_json
 from tests.pipelines.fewshot.samples import small_config, stripe_set, write_folder
 
 
@@ -33,7 +41,9 @@ def own_config(folder, method="SoSN(x)+SigmE", **changes):
 
 
 def test_the_result_says_all_that_a_record_needs(folder, tmp_path):
-    result = train_and_test(own_config(folder), tmp_path)
+    config = own_config(folder)
+    data = read_set(config)
+    result = train_and_test(config, tmp_path, data.digest)
     right = [int(one) for one in result["right_by_episode"].split()]
     assert (len(right), result["count"], result["queries"]) == (6, 6, 6)
     assert result["value"] == pytest.approx(100 * sum(right) / 36)
@@ -42,15 +52,38 @@ def test_the_result_says_all_that_a_record_needs(folder, tmp_path):
     assert result["validation"]["value"] == max(result["curves"]["validation_value"])
     assert result["episodes_per_second"] > 6 / result["seconds"]  # which has validation in it, too
     assert (tmp_path / "model.pt").exists()
+    assert read_json(tmp_path / "data.json") == {"name": data.name, "digest": data.digest}
 
 
 def test_the_same_network_can_be_asked_again_with_more_classes(folder, tmp_path):
     config = own_config(folder)
-    result = train_and_test(config, tmp_path)
-    again = assess_again(config, tmp_path, result, config.test)
+    digest = read_set(config).digest
+    result = train_and_test(config, tmp_path, digest)
+    again = assess_again(config, tmp_path, digest, result, config.test)
     assert again["right_by_episode"] == result["right_by_episode"]
-    more = assess_again(config, tmp_path, result, EpisodeConfig(way=3, count=4, queries=2))
+    more = assess_again(config, tmp_path, digest, result, EpisodeConfig(way=3, count=4, queries=2))
     assert (more["queries"], more["count"], more["chosen"]) == (6, 4, result["chosen"])
+
+
+def test_other_pictures_than_those_of_the_command_are_refused(folder, tmp_path):
+    config = own_config(folder)
+    with pytest.raises(RecordError, match=r"bars on .* is not what the command read when it began .* needed is other"):
+        train_and_test(config, tmp_path, "other")
+    assert not list(tmp_path.iterdir())
+    result = train_and_test(config, tmp_path, read_set(config).digest)
+    with pytest.raises(RecordError, match="not what the command read"):
+        assess_again(config, tmp_path, "other", result, config.test)
+
+
+def test_it_is_asked_again_on_the_device_of_the_training(folder, tmp_path, monkeypatch):
+    config = own_config(folder)
+    digest = read_set(config).digest
+    result, asked = train_and_test(config, tmp_path, digest), []
+    monkeypatch.setattr(evaluation, "assess", lambda model, bank, episodes, device: asked.append(device) or {})
+    assess_again(
+        replace(config, training=replace(config.training, device="cuda:1")), tmp_path, digest, result, config.test
+    )
+    assert asked == ["cuda:1"]
 
 
 def test_a_training_that_is_done_is_read_and_not_repeated(tmp_path):

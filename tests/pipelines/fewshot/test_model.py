@@ -8,6 +8,8 @@ from torch import nn
 
 import powerpool as pp
 from powerpool.checks import ShapeError
+from powerpool.pipelines.batch_norm import statistics_of_batches
+from powerpool.pipelines.fewshot import model
 from powerpool.pipelines.fewshot.config import ModelConfig
 from powerpool.pipelines.fewshot.methods import METHODS
 from powerpool.pipelines.fewshot.model import make_network, map_side, prototypical_encoder, relation_encoder
@@ -15,7 +17,7 @@ from powerpool.pipelines.fewshot.model import make_network, map_side, prototypic
 SOME = (
     "RelationNet",
     "PrototypicalNet",
-    "NCM(x)+SigmE",
+    "NCM(x+L)+SigmE",
     "SoSN(x)",
     "SoSN(x)+MaxExp",
     "SoSN(x+L)+SC+AsinhE",
@@ -61,7 +63,7 @@ def test_the_encoder_of_prototypical_net_pools_four_times():
 
 
 @pytest.mark.parametrize("size, channels", [(84, 3), (28, 1), (224, 3), (32, 3)])
-@pytest.mark.parametrize("method", ["RelationNet", "SoSN(x+L)+SC+SigmE", "PrototypicalNet", "NCM(x)"])
+@pytest.mark.parametrize("method", ["RelationNet", "SoSN(x+L)+SC+SigmE", "PrototypicalNet", "NCM(x+L)"])
 def test_pictures_of_every_size_and_kind_can_be_compared(method, size, channels):
     network = make(method, hidden=4, channels=channels, size=size).eval()
     support, query = episode(2, 1, 2, channels, size)
@@ -120,7 +122,7 @@ def test_relation_net_is_what_it_says_pair_by_pair():
             torch.testing.assert_close(found[place, label], wanted.squeeze())
 
 
-@pytest.mark.parametrize("method, second_order", [("PrototypicalNet", False), ("NCM(x)+SpecMaxExpF", True)])
+@pytest.mark.parametrize("method, second_order", [("PrototypicalNet", False), ("NCM(x+L)+SpecMaxExpF", True)])
 def test_distances_are_to_the_means_of_the_classes(method, second_order):
     network = make(method).double().eval()
     _use(network)
@@ -146,6 +148,26 @@ def test_with_one_shot_the_variants_are_one_method():
     one, *others = (make(f"SoSN({variant})+SigmE").eval()(support, query) for variant in ("x", "x+L", "x+P"))
     for other in others:
         torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("method", SOME)
+def test_many_pairs_are_compared_in_parts_outside_of_training(method, monkeypatch):
+    network, (support, query) = make(method).eval(), episode(queries=12)
+    _use(network)
+    matched, encoded, match, encode = [], [], network.match, network.encode
+    monkeypatch.setattr(network, "match", lambda classes, part: matched.append(len(part)) or match(classes, part))
+    monkeypatch.setattr(network, "encode", lambda pictures: encoded.append(len(pictures)) or encode(pictures))
+    with torch.no_grad():
+        whole = network(support, query)
+        monkeypatch.setattr(model, "PAIRS", 16)
+        monkeypatch.setattr(model, "PICTURES", 10)
+        parts = network(support, query)
+        assert (matched, encoded) == ([12, 5, 5, 2], [18, 10, 8])
+        torch.testing.assert_close(parts, whole, rtol=1e-4, atol=1e-5)
+        with statistics_of_batches(network):  # those of the whole episode
+            network(support, query)
+        network.train()(support, query)
+    assert (matched[4:], encoded[3:]) == ([12, 12], [18, 18])
 
 
 @pytest.mark.parametrize("method", SOME)

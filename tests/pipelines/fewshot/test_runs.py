@@ -18,7 +18,7 @@ def make(method="SoSN(x+L)+SC+SigmE", **parameters):
     return TrainedModel(network.eval(), Pictures(16, 1, "squeeze", False))
 
 
-@pytest.mark.parametrize("method", ["SoSN(x+L)+SC+SigmE", "RelationNet", "NCM(x)+SpecMaxExpF", "PrototypicalNet"])
+@pytest.mark.parametrize("method", ["SoSN(x+L)+SC+SigmE", "RelationNet", "NCM(x+L)+SpecMaxExpF", "PrototypicalNet"])
 def test_a_model_that_was_read_says_the_same(tmp_path, method):
     model = make(method)
     model.save(tmp_path / "model.pt")

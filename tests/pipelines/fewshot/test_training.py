@@ -43,7 +43,7 @@ def test_the_same_seed_gives_the_same_training_bit_for_bit(data):
     assert other.curves.train_loss != one.curves.train_loss
 
 
-@pytest.mark.parametrize("method", ["RelationNet", "NCM(x)+SigmE", "SoSN(x)+SpecMaxExpF"])
+@pytest.mark.parametrize("method", ["RelationNet", "NCM(x+L)+SigmE", "SoSN(x)+SpecMaxExpF"])
 @pytest.mark.parametrize("stop", [1, 2, 3, 5])
 def test_a_stopped_training_goes_on_as_if_it_had_not_been(data, tmp_path, method, stop):
     whole = make(data, method)
@@ -74,7 +74,7 @@ def test_the_generator_of_the_caller_stays_where_it_is(data):
     assert torch.equal(torch.get_rng_state(), state)
 
 
-@pytest.mark.parametrize("method, least", [("NCM(x)+SigmE", 65), ("PrototypicalNet", 85)])  # chance is 50
+@pytest.mark.parametrize("method, least", [("NCM(x+L)+SigmE", 65), ("PrototypicalNet", 85)])  # chance is 50
 def test_stripes_are_learnt(data, method, least):
     training = make(data, method, training={"episodes": 60, "validate_every": 20, "validation_episodes": 20})
     before = ask(training.network, data["test"], [draw_episodes(data["test"], training.config.test)[0]])
@@ -136,6 +136,25 @@ def test_a_loss_that_is_no_number_stops_the_training(data):
     with torch.no_grad():
         training.network.encoder[0][0].weight.fill_(float("nan"))
     with pytest.raises(NotFiniteError, match=r"in training episode 1. Take a lower training.learning_rate"):
+        training.run()
+
+
+def test_gradients_that_are_no_numbers_stop_the_training(data):
+    training = make(data)
+    training.network.encoder[0][0].weight.register_hook(lambda gradient: gradient * float("inf"))
+    before = [one.clone() for one in training.network.parameters()]
+    with pytest.raises(NotFiniteError, match=r"Gradients are not finite in training episode 1. Take a lower"):
+        training.run()
+    assert all(torch.equal(*pair) for pair in zip(before, training.network.parameters(), strict=True))
+
+
+def test_features_that_are_no_numbers_at_the_end_of_a_part_are_told_alike(data, monkeypatch):
+    def settle() -> None:
+        raise NotFiniteError("The matrix has nan.")
+
+    training = make(data)
+    monkeypatch.setattr(training, "_settle", settle)
+    with pytest.raises(NotFiniteError, match=r"Features are not finite after training episode 2. Take a lower"):
         training.run()
 
 
@@ -264,6 +283,8 @@ def test_the_split_that_cannot_fill_an_episode_is_named(data):
     make(small, test={"way": 3}, training={"validation_episodes": 0})
     with pytest.raises(EpisodeError, match=r"The split test of stripes: .*train_classes"):
         require_episodes(small_config(), data, ways=[2, 7])
+    with pytest.raises(EpisodeError, match=r"The problem p1->p2 divides the classes; others have other ones.$"):
+        require_episodes(small_config(problem="p1->p2"), data, ways=[2, 7])
 
 
 @pytest.mark.parametrize("method", ["SoSN(x)+SigmE", "SoSN(x)+SpecMaxExpF", "RelationNet", "PrototypicalNet"])

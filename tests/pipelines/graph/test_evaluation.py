@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import platform
+import re
 from dataclasses import asdict, replace
 
 import pytest
@@ -13,6 +15,7 @@ from powerpool.pipelines.graph import evaluation
 from powerpool.pipelines.graph.config import GridConfig
 from powerpool.pipelines.graph.methods import METHODS
 from powerpool.pipelines.graph.training import Training, batches, score
+from powerpool.records import RecordError
 from tests.pipelines.graph.samples import assert_equal_states, small_config, states_differ
 
 GRID = GridConfig(hidden=[4, 8], eta=[3.0, 20.0])
@@ -77,11 +80,21 @@ def test_only_the_value_of_a_recorded_fold_depends_on_the_test_graphs(graphs, fo
     config, results = small_config(grid=GridConfig(hidden=[4, 8]), training={"epochs": 3}), []
     for data in (graphs, poisoned(graphs, fold.test)):
         monkeypatch.setattr(evaluation, "read_graphs", lambda config, data=data: data)
-        chosen = evaluation.validation_only(config, NUMBER)
-        results.append((chosen, evaluation.retrain(config, NUMBER, chosen)))
+        chosen = evaluation.validation_only(config, NUMBER, data.digest)
+        results.append((chosen, evaluation.retrain(config, NUMBER, data.digest, chosen)))
     for one, two in zip(*results, strict=True):
         assert {name for name in one if one[name] != two[name]} <= MEASURED
         assert one["test_loss"] != two["test_loss"]
+
+
+def test_a_fold_of_other_graphs_than_those_of_the_command_is_refused(graphs, fold, monkeypatch):
+    monkeypatch.setattr(evaluation, "read_graphs", lambda config: poisoned(graphs, fold.test))
+    monkeypatch.setattr(evaluation, "Training", lambda *_: pytest.fail("it was trained"))
+    said = rf"MUTAG on {re.escape(platform.node())} is not the data that .* not {graphs.digest}\. Put the same files"
+    with pytest.raises(RecordError, match=said):
+        evaluation.validation_only(CONFIG, NUMBER, graphs.digest)
+    with pytest.raises(RecordError, match=said):
+        evaluation.retrain(CONFIG, NUMBER, graphs.digest, {})
 
 
 @pytest.mark.usefixtures("fixed")
@@ -127,7 +140,7 @@ def test_retrain_trains_so_many_epochs_on_all_but_the_test_graphs(graphs, fold, 
 
 
 def test_a_recorded_fold_has_what_was_chosen_and_measured(graphs, fold, trials):
-    result = evaluation.validation_only(CONFIG, NUMBER)
+    result = evaluation.validation_only(CONFIG, NUMBER, graphs.digest)
     best, model = trials[0], evaluation.restore(CONFIG, graphs, trials[0])
     tested = evaluation.test_score(CONFIG, graphs, NUMBER, model)
     assert result["value"] == tested.accuracy
@@ -137,7 +150,7 @@ def test_a_recorded_fold_has_what_was_chosen_and_measured(graphs, fold, trials):
     assert result["validation_loss"] == best.score.loss == min(trial["validation_loss"] for trial in result["trials"])
     assert len(result["trials"]) == 4
     assert result["curves"]["validation_loss"] == pytest.approx(best.curves.validation_loss, rel=1e-3)
-    again = evaluation.retrain(CONFIG, NUMBER, result)
+    again = evaluation.retrain(CONFIG, NUMBER, graphs.digest, result)
     assert len(again["curves"]["train_loss"]) == again["epoch"] == best.epoch
     assert again["chosen"] == result["chosen"]
     assert again["seconds"] > result["seconds"]

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -145,10 +146,72 @@ def test_an_interrupt_leaves_a_checkpoint_and_says_how_to_go_on(tmp_path, monkey
 def test_a_second_interrupt_does_not_wait(tmp_path, monkeypatch):
     handler = signal.getsignal(signal.SIGINT)
     stop_at(monkeypatch, 0, 1, lambda: [os.kill(os.getpid(), signal.SIGINT) for _ in range(2)])
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt, match="There is no checkpoint yet: the same command begins anew"):
         train(tmp_path / "run", CONFIG)
     assert signal.getsignal(signal.SIGINT) is handler
     assert not (tmp_path / "run" / CHECKPOINT).exists()
+
+
+def test_an_interrupt_in_validation_leaves_the_whole_epoch(tmp_path, monkeypatch):
+    original = Learner.validation_step
+
+    def step(self, batch, number):
+        if number == 0:
+            os.kill(os.getpid(), signal.SIGINT)
+        return original(self, batch, number)
+
+    monkeypatch.setattr(Learner, "validation_step", step)
+    with pytest.raises(KeyboardInterrupt, match=r"Stopped after 1 of 3 epochs, which are in.*goes on from there"):
+        train(tmp_path / "run", CONFIG)
+
+
+def test_a_termination_says_how_to_go_on(tmp_path, monkeypatch):
+    # In the last batch of an epoch: it is Lightning that ends, in the validation.
+    stop_at(monkeypatch, 0, 3, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    with pytest.raises(KeyboardInterrupt, match=r"Stopped after 0 of 3 epochs and 3 batches.*goes on from there"):
+        train(tmp_path / "run", CONFIG, checkpoint_minutes=0.0)
+
+
+@pytest.mark.parametrize("others", [0, 1])
+def test_a_process_stops_where_another_was_asked_to(tmp_path, others):
+    split = pictures(tmp_path, 3)
+    plan = Plan(CONFIG, split, None, tmp_path / "last.ckpt", {}, workers=0, show=False, minutes=1.0)
+    learner = Learner(plan, network(), threading.Event())
+    together = SimpleNamespace(reduce=lambda own, reduce_op: own + others)
+    learner._trainer = SimpleNamespace(strategy=together, received_sigterm=False)
+    assert learner._is_to_stop() is bool(others)
+
+
+def stop_before_the_last_batch(folder: Path, monkeypatch) -> None:
+    """13 pictures are batches of 4, 4, 4 and 1 to one process."""
+    with monkeypatch.context() as patched:
+        stop_at(patched, 0, 3, lambda: (_ for _ in ()).throw(Killed))
+        with pytest.raises(Killed):
+            train(folder, CONFIG, checkpoint_minutes=0.0)
+
+
+def test_more_processes_than_the_batch_that_is_left_has_pictures_are_refused(tmp_path, monkeypatch, whole):
+    stop_before_the_last_batch(tmp_path / "run", monkeypatch)
+    with pytest.raises(FineTuningError, match=r"1 picture\(s\): too few for 2 processes. Go on with at most 1"):
+        train(tmp_path / "run", with_training(CONFIG, devices=2))
+    assert_same(whole, train(tmp_path / "run", CONFIG))
+
+
+@pytest.mark.filterwarnings("ignore:Total length of .* across ranks is zero")  # all that Lightning says
+def test_a_training_that_ends_before_its_last_epoch_has_no_result(tmp_path, monkeypatch):
+    stop_before_the_last_batch(tmp_path / "run", monkeypatch)
+    monkeypatch.setattr(module, "draw_batches", lambda *args: draw_batches(*args)[:-1])  # nothing is left
+    with pytest.raises(FineTuningError, match=r"ended after 0 of 3 epochs, though nobody stopped it.*same command"):
+        train(tmp_path / "run", CONFIG)
+
+
+def test_a_training_beyond_the_epochs_that_are_asked_for_is_refused(tmp_path, monkeypatch):
+    with monkeypatch.context() as patched:
+        stop_at(patched, 1, 1, lambda: (_ for _ in ()).throw(Killed))
+        with pytest.raises(Killed):
+            train(tmp_path / "run", CONFIG, checkpoint_minutes=0.0)
+    with pytest.raises(FineTuningError, match=r"a training of 1 epochs and 1 batches, and training.epochs is 1"):
+        train(tmp_path / "run", with_training(CONFIG, epochs=1))
 
 
 # ---- checkpoints -----------------------------------------------------------------------------------------------------

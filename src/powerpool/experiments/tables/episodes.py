@@ -32,6 +32,9 @@ from powerpool.experiments.tables.pretraining import PRETRAINED, findings, sourc
 from powerpool.records import RunRecord
 from powerpool.statistics import paired_test, summarize
 
+ALIKE = ("precision", "learning_rate", "decay_every", "decay_factor", "clip", "turns", "settling_episodes")
+"""Further settings of training in which methods of one table should not differ."""
+
 
 class Episodes(Kind):
     """The mean accuracy over test episodes, and paired t-tests over the same episodes.
@@ -44,8 +47,8 @@ class Episodes(Kind):
         "the mean accuracy over test episodes, and ± is half of its 95 % interval, by Student's t over episodes, as is "
         "usual in the literature. It speaks of other episodes from the same test classes, and not of other classes or "
         "other seeds of training. The column episodes/s is of training steps alone, without validation and what comes "
-        "before it; each training had one thread, and several ran at a time on the machine unless the command says "
-        "--jobs 1."
+        "before it. Each training had one thread, beside whatever else ran on the machine at that time: to compare "
+        "speed there is powerpool bench episodes."
     )
     value_where = "Where a test consists of episodes"
     p_text = (
@@ -138,7 +141,7 @@ class Episodes(Kind):
         if name == "miniimagenet100":
             parts.append("all 600 pictures of a class")
         if name == "open_mic":
-            parts.append("the mean over twelve pairs of exhibitions")
+            parts.append("the mean over twelve pairs of parts (protocol I)")
         sizes = _settings(group.records, "size")
         if name in FEW_SHOT_SIZE and sizes != {FEW_SHOT_SIZE[name]}:
             parts.append(f"SoSN on pictures of {FEW_SHOT_SIZE[name]} px")
@@ -207,12 +210,20 @@ def _unequal(group: Group) -> list[str]:
         ("trained with the same number of classes in an episode", {_in_training(one, "way") for one in records}),
         ("trained with the same number of support pictures of a class", {_in_training(one, "shot") for one in records}),
         ("trained with the same number of queries of a class", _settings(records, "training", "queries")),
+        *((f"trained with the same {name}", {_trained(one, name) for one in records}) for name in ALIKE),
     ):
         if len(values) > 1:
-            ordered = sorted(values, key=lambda value: -1 if value is None else value)
+            ordered = sorted(values, key=lambda value: (value is not None, value))
             listed = ", ".join(MISSING if value is None else str(value) for value in ordered)
             said.append(f"The methods were not {text} ({listed}): that is not a fair comparison.")
     return said
+
+
+def _trained(record: RunRecord, name: str) -> str | None:
+    """A setting of training, whatever it is, as a text."""
+    found: Any = record.config.get("training")
+    value = found.get(name) if isinstance(found, dict) else None
+    return None if value is None else str(value)
 
 
 def _our_training(group: Group) -> str:

@@ -369,6 +369,14 @@
             : "small ones are weakened";
   }
 
+  // For those who hear the page: once a control is let go, and not at every step of a slider.
+  function announce() {
+    const said = (id) => element(id).textContent.replace(" → ", " to ");
+    const ends = `Slope at 0: ${said("slope-zero")}`;
+    element("status").textContent = `Time: ${said("time")}. ${said("rank-title")}: ${said("rank")}. ${ends}.`;
+  }
+  const announceSoon = () => requestAnimationFrame(announce); // behind the drawing, which waits for the same frame
+
   const HINTS = {
     t: (moved) =>
       moved === "gamma"
@@ -526,6 +534,7 @@
       state[name] = value;
       changed();
     }
+    announceSoon();
   });
 
   if (run !== null) {
@@ -534,10 +543,12 @@
     element("use-own").addEventListener("click", () => {
       useParameters(run.start);
       changed(comeBack());
+      announceSoon();
     });
     element("use-suggestion").addEventListener("click", () => {
       useParameters({ curve: state.curve, value: run.suggestion[state.curve] });
       changed(comeBack());
+      announceSoon();
     });
   }
   window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => changed(state.message));

@@ -96,9 +96,6 @@ const Formulas = (() => {
   const etaPrimeOfEta = (eta) => -ALIGNMENT / Math.expm1(LOG_COMPLEMENT / eta);
   const etaOfEtaPrime = (etaPrime) => LOG_COMPLEMENT / Math.log1p(-ALIGNMENT / etaPrime);
 
-  // Where MaxExp ends: at eta = 1, and so at this time by eta(t).
-  const LATEST_ETA_TIME = 1 / (Math.SQRT2 * (E - 1));
-
   // All parameters that belong to one of them, each null where a theorem does not reach, and why.
   //   t, gamma -> eta by Eq. t_par;  eta -> t by Eq. eta_par;  eta <-> eta' by Remark maxexp_sigmoid
   function linked(name, value) {
@@ -252,7 +249,6 @@ const Formulas = (() => {
 
   return {
     ALIGNMENT,
-    LATEST_ETA_TIME,
     betaQuantiles,
     curve,
     effectiveRank,

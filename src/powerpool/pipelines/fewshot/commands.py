@@ -14,7 +14,7 @@ from torch import Tensor
 from powerpool.checks import ArgumentError
 from powerpool.configs import read_recipe, recipe_names
 from powerpool.console import Bars, cell, console, emit, note, say
-from powerpool.data import FewShotSet, ImageSplit, PictureBank, Splits, list_pictures, load_images
+from powerpool.data import FewShotSet, ImageSet, ImageSplit, PictureBank, Splits, list_pictures, load_images
 from powerpool.data.banks import read_bank
 from powerpool.data.image_sources import locate
 from powerpool.data.images import Corrupt
@@ -33,7 +33,7 @@ from powerpool.pipelines.fewshot.evaluation import (
 from powerpool.pipelines.fewshot.evaluation import (
     train as train_in,
 )
-from powerpool.pipelines.fewshot.runs import Pictures, load_run
+from powerpool.pipelines.fewshot.runs import Pictures, TrainedModel, load_run
 from powerpool.pipelines.fewshot.training import Training
 from powerpool.pipelines.folders import (
     CONFIG,
@@ -51,6 +51,8 @@ from powerpool.statistics import summarize
 
 SHOWN = 3
 """Classes that a prediction names, the most alike first."""
+UNCUT = Splits(validation=0.0, test=0.0)
+"""All pictures of a set, where none are kept for a test."""
 
 # ---- train -----------------------------------------------------------------------------------------------------------
 
@@ -260,7 +262,7 @@ def evaluate(options: EvaluateOptions) -> None:
             )
         bank, which = data["test"], f"test classes of {data.name}"
     else:
-        bank, name = _all_classes(options.data, root, model.pictures, options)
+        bank, name = _all_classes(options.data, root, model, options)
         which = f"all classes of {name}"
         if name == read_json(Path(options.run, DATA))["name"]:
             text = f"The network was trained on classes of {name}, which are among these: this is no test."
@@ -276,13 +278,15 @@ def evaluate(options: EvaluateOptions) -> None:
     say(f"written: {folder / EVALUATION}")
 
 
-def _all_classes(data: str, root: str | None, pictures: Pictures, options: EvaluateOptions) -> tuple[PictureBank, str]:
+def _all_classes(data: str, root: str | None, model: TrainedModel, options: EvaluateOptions) -> tuple[PictureBank, str]:
     """All pictures of a set, and its name."""
-    uncut = Splits(validation=0.0, test=0.0)
-    images = load_images(data, root, download=options.download, splits=uncut)
-    first, *others = images.splits.values()
-    bank = _read(sum(others, start=first), images.classes, pictures, options.corrupt)
-    return bank.centred() if pictures.centred else bank, images.name
+    images = load_images(data, root, download=options.download, splits=UNCUT, nested=True)
+    if images.name == "open_mic":
+        raise ArgumentError(
+            "All classes of Open MIC are no test: its problems say which photos belong together. Train a run with "
+            "--data open_mic --problem, and evaluate it without --data."
+        )
+    return _whole_bank(images, model.pictures, options.corrupt), images.name
 
 
 # ---- predict ---------------------------------------------------------------------------------------------------------
@@ -318,10 +322,8 @@ class PredictOptions:
 def predict(options: PredictOptions) -> None:
     """Print a table of the classes that are most alike to every picture, or write all scores."""
     model = load_run(options.run)
-    shown = load_images(options.support, splits=Splits(validation=0.0, test=0.0))
-    first, *others = shown.splits.values()
-    bank = _read(sum(others, start=first), shown.classes, model.pictures, options.corrupt)
-    bank = bank.centred() if model.pictures.centred else bank
+    shown = load_images(options.support, splits=UNCUT)
+    bank = _whole_bank(shown, model.pictures, options.corrupt)
     seen = bank.targets.unique().tolist()
     if len(seen) < 2:
         raise ArgumentError(
@@ -329,8 +331,9 @@ def predict(options: PredictOptions) -> None:
             f"{options.support})."
         )
     support = [bank.batch((bank.targets == label).nonzero().flatten()) for label in seen]
-    queries = _read(list_pictures(options.pictures), (), model.pictures, options.corrupt)
-    for name in sorted({*list_pictures(options.pictures).names} - {*queries.names}):
+    asked = list_pictures(options.pictures)
+    queries = _read(asked, (), model.pictures, options.corrupt)
+    for name in sorted({*asked.names} - {*queries.names}):
         note(f"skipped, not readable: {name}")
     queries = replace(queries, mean=bank.mean)  # that of the examples: queries alone may be of one class
     scores = model.scores(support, queries.batch(torch.arange(len(queries))))
@@ -341,6 +344,13 @@ def predict(options: PredictOptions) -> None:
         write_answers(answers, options.out)
         return
     console().print(_table(queries.names, scores, classes))
+
+
+def _whole_bank(images: ImageSet, pictures: Pictures, corrupt: Corrupt) -> PictureBank:
+    """All splits together, as the network wants them."""
+    first, *others = images.splits.values()
+    bank = _read(sum(others, start=first), images.classes, pictures, corrupt)
+    return bank.centred() if pictures.centred else bank
 
 
 def _read(split: ImageSplit, classes: tuple[str, ...], pictures: Pictures, corrupt: Corrupt) -> PictureBank:

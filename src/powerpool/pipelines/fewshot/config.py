@@ -5,7 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from powerpool.checks import ArgumentError, PowerPoolError, require_above, require_at_least, require_choice
+from powerpool.checks import (
+    ArgumentError,
+    PowerPoolError,
+    require_above,
+    require_at_least,
+    require_choice,
+    require_seed,
+)
 from powerpool.coordinates import spatial_coordinates
 from powerpool.data import ClassCut
 from powerpool.data.images import Corrupt
@@ -107,8 +114,8 @@ class TrainingConfig:
         validation_episodes: in each validation; 0: there is none, and the last model is taken
         settling_episodes: training episodes, from which the statistics of batch normalization are taken before a
             validation; 0: they are the running ones, gathered while the weights changed
-        precision: 32-true, or bf16-mixed: convolutions compute in bfloat16 while they are trained. Matrices are
-            float32, and so are validation and test
+        precision: 32-true, or bf16-mixed: convolutions and linear layers compute in bfloat16 while they are
+            trained. Matrices and the loss are float32, and so are validation and test
         device: cpu, cuda or cuda:1
     """
 
@@ -193,8 +200,7 @@ class FewShotConfig:
             require_at_least(16, "", size=self.size)  # four halvings
         if self.channels not in (1, 3):
             raise ArgumentError(f"channels must be 3 or 1 (got {self.channels}).")
-        if not 0 <= self.seed < 2**31:
-            raise ArgumentError(f"seed must be at least 0 and below 2**31 (got {self.seed}).")
+        require_seed(self.seed)
         given = [self.train_classes, self.validation_classes, self.class_order]
         if any(value is not None for value in given) and any(value is None for value in given):
             raise ArgumentError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import threading
 import time
 from collections.abc import Callable
@@ -15,9 +16,9 @@ from powerpool.pipelines.devices import require_device
 from powerpool.pipelines.fewshot.config import EpisodeConfig, FewShotConfig
 from powerpool.pipelines.fewshot.runs import Pictures, TrainedModel, pretrained_weights
 from powerpool.pipelines.fewshot.training import Training, ask, draw_episodes, episode_spectrum
-from powerpool.pipelines.folders import MODEL
+from powerpool.pipelines.folders import DATA, MODEL
 from powerpool.pipelines.interrupts import stopping_after
-from powerpool.records import RecordError
+from powerpool.records import RecordError, write_json
 
 METRIC = "accuracy in %"
 PLACES = ("data_root", "download")
@@ -46,32 +47,51 @@ def read_set(config: FewShotConfig, **options: Any) -> FewShotSet:
     )
 
 
-def train_and_test(config: FewShotConfig, folder: Path) -> dict[str, Any]:
+def train_and_test(config: FewShotConfig, folder: Path, digest: str) -> dict[str, Any]:
     """Train a network in a folder, from where it was if it was stopped, and test it.
+
+    Args:
+        config: all settings.
+        folder: for checkpoints and the model.
+        digest: of the pictures that the caller read: those that are found here must be the same.
 
     Returns:
         What a record keeps of it, as a fold.
     """
-    data = read_set(config)
+    data = _read_same(config, digest)
+    write_json(folder / DATA, {"name": data.name, "digest": data.digest})
     training = train(make_training(config, data), folder)
     found = assess(training_model(training), data["test"], config.test, config.training.device)
     return {"fold": 0, **found, **outcome(training)}
 
 
 def assess_again(
-    config: FewShotConfig, folder: Path, result: dict[str, Any], episodes: EpisodeConfig
+    config: FewShotConfig, folder: Path, digest: str, result: dict[str, Any], episodes: EpisodeConfig
 ) -> dict[str, Any]:
     """The network of such a folder in other episodes, such as those with more classes.
 
     Args:
         config: what it was trained with.
         folder: where :func:`train_and_test` trained it.
+        digest: of the pictures, as there.
         result: what that returned.
         episodes: the other ones.
     """
     model = TrainedModel.load(folder / MODEL)
     own = {name: result[name] for name in OUTCOME if name in result}
-    return {"fold": result["fold"], **assess(model, read_set(config)["test"], episodes), **own}
+    found = assess(model, _read_same(config, digest)["test"], episodes, config.training.device)
+    return {"fold": result["fold"], **found, **own}
+
+
+def _read_same(config: FewShotConfig, digest: str) -> FewShotSet:
+    """The pictures of a configuration, which must be those of the caller: it may be another machine, or hours ago."""
+    data = read_set(config)
+    if data.digest != digest:
+        raise RecordError(
+            f"{data.name} on {platform.node()} is not what the command read when it began (digest {data.digest}, "
+            f"needed is {digest}). Put the same pictures there, or start the command anew."
+        )
+    return data
 
 
 def make_training(config: FewShotConfig, data: FewShotSet) -> Training:

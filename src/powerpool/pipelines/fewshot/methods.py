@@ -66,7 +66,7 @@ def _sosn(variant: Variant, coordinates: bool, method: Method) -> Method:
 METHODS: dict[str, Method] = {
     "RelationNet": Method(kind="relation"),
     "PrototypicalNet": Method(kind="prototype"),
-    **{f"NCM(x){name}": replace(method, kind="nearest-mean") for name, method in _CURVES.items()},
+    **{f"NCM(x+L){name}": replace(method, kind="nearest-mean") for name, method in _CURVES.items()},
     **{
         f"SoSN({name}){'+SC' if coordinates else ''}{curve}": _sosn(variant, coordinates, method)
         for (name, variant), coordinates, (curve, method) in product(VARIANTS.items(), (False, True), _CURVES.items())
@@ -74,6 +74,6 @@ METHODS: dict[str, Method] = {
 }
 """By the names of the paper's tables: "SC" is with spatial coordinates, "Spec" on the spectrum, "F" the fast form.
 
-With one support picture x, x+L and x+P are one method. NCM(x), nearest class mean, is not in the paper's tables, and
+With one support picture x, x+L and x+P are one method. NCM(x+L), nearest class mean, is not in the paper's tables, and
 neither are Gamma and MaxExp entry by entry, which know no beta: centred features give negative entries.
 """

@@ -20,6 +20,9 @@ from powerpool.vectorize import to_vector
 
 UNITS = 8
 """Hidden units behind the convolutions of a similarity network."""
+PAIRS, PICTURES = 256, 256
+"""How many pairs are compared, and pictures encoded, at once outside of training: all those of 90 classes are too many
+for memory."""
 UNPADDED = 12
 """Maps from this side on are compared without a margin, as Relation Net does with the 19 x 19 of 84 pixels; smaller
 ones, such as the 5 x 5 of 28 pixels, would vanish."""
@@ -62,7 +65,8 @@ class EpisodeNetwork(nn.Module):
     """An encoder, and a way to compare. Subclasses say how, and which loss they are trained with."""
 
     trains_in_bfloat16 = False
-    """Whether convolutions compute in bfloat16 while they are trained; matrices and scores are float32."""
+    """Whether convolutions and linear layers compute in bfloat16 while they are trained; matrices and the loss are
+    float32."""
 
     def __init__(self, config: ModelConfig, channels: int) -> None:
         super().__init__()
@@ -86,7 +90,7 @@ class EpisodeNetwork(nn.Module):
         half = self.trains_in_bfloat16 and self.training
         # One context for each pass: inside of one, autocast keeps the weights as they were when it first saw them.
         with torch.autocast(pictures.device.type, torch.bfloat16) if half else contextlib.nullcontext():
-            maps = self.encode(pictures)
+            maps = torch.cat([self.encode(part) for part in pictures.split(self._at_once(PICTURES, len(pictures)))])
             shown = support.shape[0] * support.shape[1]
             scores = self.compare(maps[:shown].unflatten(0, support.shape[:2]), maps[shown:])
         return at_least_float32(scores)
@@ -99,7 +103,16 @@ class EpisodeNetwork(nn.Module):
 
     def compare(self, support: Tensor, query: Tensor) -> Tensor:  # shape: (L, J, K, h, w), (n, K, h, w) -> (n, L)
         """Scores of encoded pictures."""
-        return self.match(self.represent(support), query)
+        return self.match_in_parts(self.represent(support), query)
+
+    def match_in_parts(self, classes: Tensor, query: Tensor) -> Tensor:  # shape: (L, *D), (n, K, h, w) -> (n, L)
+        """Scores of encoded queries, of so many at once as memory has room for."""
+        step = self._at_once(max(1, PAIRS // len(classes)), len(query))
+        return torch.cat([self.match(classes, part) for part in query.split(step)])
+
+    def _at_once(self, few: int, count: int) -> int:
+        """All of them where statistics are taken from the batch, in training and in transductive tests."""
+        return max(1, count) if any(layer.training for layer in self.modules()) else few
 
     @abstractmethod
     def represent(self, support: Tensor) -> Tensor:  # shape: (L, J, K, h, w) -> (L, *D)
@@ -232,7 +245,7 @@ class NearestMean(DistanceNetwork):
         self.log_scale = nn.Parameter(torch.zeros(()))
 
     def vectors(self, maps: Tensor) -> Tensor:
-        """The matrices, each entry above the diagonal once."""
+        """The matrices, each entry off the diagonal once and times the square root of two."""
         matrices = self.descriptor.query_matrix(maps.flatten(2), self.grid(maps))
         return to_vector(matrices)
 

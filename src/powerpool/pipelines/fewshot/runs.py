@@ -64,7 +64,7 @@ class TrainedModel:
         """How alike each query is to each class, the higher the more. Classes may have other numbers of pictures."""
         network = self.network.eval()
         classes = torch.cat([network.represent(network.encode(shown)[None]) for shown in support])
-        return torch.cat([network.match(classes, network.encode(part)) for part in query.split(batch_size)])
+        return torch.cat([network.match_in_parts(classes, network.encode(part)) for part in query.split(batch_size)])
 
     def save(self, path: str | Path) -> None:
         """Write the model atomically."""
@@ -105,7 +105,8 @@ def load_run(folder: str | Path) -> TrainedModel:
 def pretrained_weights(config: FewShotConfig, data: FewShotSet) -> dict[str, Tensor] | None:
     """The weights that a training on ``data`` starts from, if the configuration names a run; they must fit its network.
 
-    Another division of the same classes is refused: some of those that are tested on may have been trained on.
+    Another division of the classes of a set of the same name is refused: some of those that are tested on may have been
+    trained on.
     """
     if config.pretrained is None:
         return None

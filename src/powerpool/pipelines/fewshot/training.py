@@ -128,7 +128,10 @@ class Training:
             self._step()
             self.step_seconds += time.perf_counter() - start
             if self.done % config.validate_every == 0 or self.done == config.episodes:
-                self._end_part()
+                try:
+                    self._end_part()
+                except NotFiniteError as error:
+                    raise self._diverged(f"Features are not finite after training episode {self.done}") from error
             self.seconds += time.perf_counter() - start
             after(self)
         if self.best is not None:
@@ -144,13 +147,15 @@ class Training:
             scores, targets = answer(self.network, self.train, self.episodes[self.done], self.device)
             loss = self.network.loss(scores, targets)
         except NotFiniteError as error:
-            raise self._diverged("Features are not finite") from error
+            raise self._diverged(f"Features are not finite in training episode {self.done + 1}") from error
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
-        self._clip()
+        norms = self._clip()
         value = float(loss.detach())
         if not math.isfinite(value):
-            raise self._diverged(f"The loss is {value}")
+            raise self._diverged(f"The loss is {value} in training episode {self.done + 1}")
+        if not all(map(math.isfinite, norms)):
+            raise self._diverged(f"Gradients are not finite in training episode {self.done + 1}")
         self.optimizer.step()
         self.done += 1
         self.total += value
@@ -158,19 +163,17 @@ class Training:
 
     def _diverged(self, what: str) -> NotFiniteError:
         rate = self.config.training.learning_rate
-        return NotFiniteError(
-            f"{what} in training episode {self.done + 1}. Take a lower training.learning_rate, which is {rate}."
-        )
+        return NotFiniteError(f"{what}. Take a lower training.learning_rate, which is {rate}.")
 
-    def _clip(self) -> None:
-        """As Relation Net does: encoder and comparison each by itself."""
+    def _clip(self) -> list[float]:
+        """As Relation Net does: encoder and comparison each by itself. Returns the norms of their gradients before."""
         own = {id(parameter) for parameter in self.network.encoder.parameters()}
         parameters = list(self.network.parameters())
-        for group in (
+        groups = (
             [parameter for parameter in parameters if id(parameter) in own],
             [parameter for parameter in parameters if id(parameter) not in own],
-        ):
-            nn.utils.clip_grad_norm_(group, self.config.training.clip)
+        )
+        return [float(nn.utils.clip_grad_norm_(group, self.config.training.clip)) for group in groups]
 
     def _end_part(self) -> None:
         self.curves.episode.append(self.done)
@@ -246,15 +249,19 @@ def require_episodes(config: FewShotConfig, data: FewShotSet, ways: Sequence[int
         asked.append(("validation", test.way, test.shot, test.queries, False))
     asked += [("test", way, test.shot, test.queries, False) for way in dict.fromkeys([test.way, *ways])]
     for form in asked:
-        _require_episode(data, *form)
+        _require_episode(data, config.problem, *form)
 
 
-def _require_episode(data: FewShotSet, split: str, way: int, shot: int, queries: int, turns: bool) -> None:
+def _require_episode(
+    data: FewShotSet, problem: str | None, split: str, way: int, shot: int, queries: int, turns: bool
+) -> None:
     try:
         Episodes(data[split].targets, way, shot, queries, turns=turns)
     except EpisodeError as error:
         remedy = "The settings train_classes, validation_classes and class_order divide the classes otherwise"
         remedy += "; training.validation_episodes 0 does without it." if split == "validation" else "."
+        if problem is not None:
+            remedy = f"The problem {problem} divides the classes; others have other ones."
         raise EpisodeError(f"The split {split} of {data.name}: {error} {remedy}") from error
 
 

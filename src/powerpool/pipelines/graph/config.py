@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Literal, get_args
 
-from powerpool.checks import ArgumentError, PowerPoolError, require_at_least, require_choice
+from powerpool.checks import ArgumentError, PowerPoolError, require_at_least, require_choice, require_seed
 from powerpool.pipelines.devices import require_device_name
 from powerpool.pipelines.graph.methods import METHODS
 
@@ -159,8 +159,7 @@ class GraphConfig:
     def __post_init__(self) -> None:
         require_at_least(1, "", degree_cap=self.degree_cap)
         require_at_least(3, "", folds=self.folds)
-        if not 0 <= self.seed < 2**31:
-            raise ArgumentError(f"seed must be at least 0 and below 2**31 (got {self.seed}).")
+        require_seed(self.seed)
         list(self.points())  # a value of the grid that no model can have shows here, not after an hour
 
     def points(self) -> Iterator[ModelConfig]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import platform
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -163,21 +164,33 @@ def test_score(config: GraphConfig, graphs: GraphSet, number: int, model: GraphC
 # ---- a fold of a table -----------------------------------------------------------------------------------------------
 
 
-def validation_only(config: GraphConfig, number: int) -> dict[str, Any]:
-    """The result of ``validation-only`` on one fold, as plain values."""
-    graphs = read_graphs(config)
+def validation_only(config: GraphConfig, number: int, digest: str) -> dict[str, Any]:
+    """The result of ``validation-only`` on one fold of the graphs of a digest, as plain values."""
+    graphs = _graphs_of(config, digest)
     trials = choose(config, graphs, number)
     tested = test_score(config, graphs, number, restore(config, graphs, trials[0]))
     return chosen_result(number, trials, tested)
 
 
-def retrain(config: GraphConfig, number: int, earlier: dict[str, Any]) -> dict[str, Any]:
+def retrain(config: GraphConfig, number: int, digest: str, earlier: dict[str, Any]) -> dict[str, Any]:
     """The result of ``retrain`` on one fold, from the result of ``validation-only`` on it, as plain values."""
-    graphs = read_graphs(config)
+    graphs = _graphs_of(config, digest)
     model = next(point for point in config.points() if grid_values(point) == earlier["chosen"])
     training = train_again(config, graphs, number, model, earlier["epoch"])
     tested = test_score(config, graphs, number, training.model)
     return retrained_result(earlier, training, tested)
+
+
+def _graphs_of(config: GraphConfig, digest: str) -> GraphSet:
+    """The data of a configuration, if it is what the result is for: a worker may find other files by the same name."""
+    graphs = read_graphs(config)
+    if graphs.digest != digest:
+        raise RecordError(
+            f"{graphs.name} on {platform.node()} is not the data that the command has read: its digest is "
+            f"{graphs.digest}, not {digest}. Put the same files on all machines, leave them alone while the command "
+            "runs, and give it again."
+        )
+    return graphs
 
 
 def chosen_result(number: int, trials: list[Trial], tested: Tested) -> dict[str, Any]:

@@ -113,7 +113,8 @@ def mixed(*parts: int) -> int:
 def draw_batches(count: int, size: int, seed: int, world: int = 1) -> list[Tensor]:
     """All pictures in a random order, ``size`` to a batch.
 
-    A last batch with fewer pictures than there are processes joins the one before.
+    A last batch with fewer pictures than there are processes joins the one before: the one thing that depends on their
+    number.
 
     Example:
         >>> [len(batch) for batch in draw_batches(11, 5, seed=0)], [len(batch) for batch in draw_batches(11, 5, 0, 2)]

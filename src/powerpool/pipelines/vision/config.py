@@ -7,7 +7,14 @@ from dataclasses import dataclass, field, fields, replace
 from itertools import product
 from typing import Any, Literal
 
-from powerpool.checks import ArgumentError, PowerPoolError, require_above, require_at_least, require_choice
+from powerpool.checks import (
+    ArgumentError,
+    PowerPoolError,
+    require_above,
+    require_at_least,
+    require_choice,
+    require_seed,
+)
 from powerpool.coordinates import spatial_coordinates
 from powerpool.data import Crops
 from powerpool.data.images import Corrupt
@@ -245,8 +252,7 @@ class VisionConfig:
         for name in ("validation_share", "test_share"):
             if not 0 < getattr(self, name) < 1:
                 raise ArgumentError(f"{name} must be above 0 and below 1 (got {getattr(self, name)}).")
-        if not 0 <= self.seed < 2**31:
-            raise ArgumentError(f"seed must be at least 0 and below 2**31 (got {self.seed}).")
+        require_seed(self.seed)
         if self.mode == "frozen" and self.pool.reduce_to is not None:
             raise ArgumentError(
                 f"pool.reduce_to needs mode end-to-end (got {self.pool.reduce_to} with mode frozen): a convolution "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache, partial
@@ -22,6 +21,7 @@ from powerpool.integrations.backbones import Backbone, fold_batch_norm, load_bac
 from powerpool.locks import locked
 from powerpool.pipelines.vision.config import VisionConfig
 from powerpool.pipelines.vision.model import normalize_pictures
+from powerpool.processes import usable_cores
 from powerpool.records import RecordError, read_json, write_json
 
 ITEMS = "items.json"
@@ -117,12 +117,6 @@ def _made_by() -> str:
     files += sorted((root / "integrations" / "backbones").glob("*.py"))
     versions = [f"{name} {metadata.version(name)}" for name in ("torch", "pillow")]
     return store_key({"code": [file.read_text(encoding="utf-8") for file in files], "versions": versions})
-
-
-def usable_cores() -> int:
-    """Cores that this process may use, where the system says so."""
-    allowed = getattr(os, "sched_getaffinity", None)
-    return len(allowed(0)) if allowed else os.cpu_count() or 1
 
 
 def choose_device(accelerator: str) -> torch.device:

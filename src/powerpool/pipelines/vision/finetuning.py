@@ -14,6 +14,7 @@ from powerpool.checks import ArgumentError
 from powerpool.data import ImageSplit
 from powerpool.data.features import store_key
 from powerpool.pipelines.vision import processes
+from powerpool.pipelines.vision.augmentation import draw_batches
 from powerpool.pipelines.vision.config import VisionConfig
 from powerpool.pipelines.vision.frozen import first_near_best
 from powerpool.pipelines.vision.model import ImageClassifier
@@ -23,7 +24,8 @@ from powerpool.records import RecordError
 
 CHECKPOINT = Path("checkpoints") / "last.ckpt"
 FREE = ("epochs", "devices", "nodes", "logger")
-"""Settings of training that may differ between the parts of one: what was done before is right with others, too."""
+"""Settings of training that may differ between the parts of one: what was done before is right with others, too, but
+for a last batch that is too small for more processes."""
 
 
 @dataclass
@@ -85,8 +87,9 @@ def fine_tune(
         checkpoint_minutes: between two checkpoints inside an epoch.
 
     Raises:
-        FineTuningError: the loss is not finite, or the folder holds another training.
-        KeyboardInterrupt: Ctrl-C. The batch that runs is ended and saved first; a second one does not wait for that.
+        FineTuningError: the loss is not finite, the folder holds another training, or it ended before its last epoch.
+        KeyboardInterrupt: Ctrl-C. The batch or the validation that runs is ended and saved first; a second one does not
+            wait for that.
     """
     config = as_launched(config)
     _require(config, train)
@@ -106,6 +109,12 @@ def fine_tune(
         processes.train(plan, model)
         state = load_state(plan.checkpoint)
     progress = Progress(**state[STATE]["progress"])
+    if progress.epoch < config.training.epochs:
+        # Lightning returns without an error where an epoch has no batches: what there is must not pass for a result.
+        raise FineTuningError(
+            f"The training ended after {progress.epoch} of {config.training.epochs} epochs, though nobody stopped it. "
+            f"{plan.checkpoint} is as it was left: run the same command again, with the devices that it began with."
+        )
     prefix = "model."
     last = {name[len(prefix) :]: value for name, value in state["state_dict"].items() if name.startswith(prefix)}
     best = progress.best or {"weights": last, "epoch": progress.epoch}
@@ -168,10 +177,27 @@ def _resumable(plan: Plan) -> dict[str, Any] | None:
             f"{plan.checkpoint.parent.parent} holds another training: {name} is {theirs.get(name)!r} there and "
             f"{plan.facts.get(name)!r} here. Take another folder, or delete that one to train anew."
         )
-    done = state[STATE]["progress"]["epoch"]
-    if done > plan.config.training.epochs:
+    done, position = (state[STATE]["progress"][name] for name in ("epoch", "position"))
+    if (done, position) > (plan.config.training.epochs, 0):
+        more = f" and {position} batches" if position else ""
         raise FineTuningError(
-            f"{plan.checkpoint.parent.parent} holds a training of {done} epochs, and training.epochs is "
-            f"{plan.config.training.epochs}. Take another folder, or at least as many epochs."
+            f"{plan.checkpoint.parent.parent} holds a training of {done} epochs{more}, and training.epochs is "
+            f"{plan.config.training.epochs}. Take another folder, or more epochs."
         )
+    _require_batches(plan, position)
     return state
+
+
+def _require_batches(plan: Plan, done: int) -> None:
+    """Refuse more processes where they have no batch left of the epoch: its last one has too few pictures for them.
+
+    To fewer processes it is a batch of its own; to these it is a part of the one before, which is done already.
+    """
+    training, count = plan.config.training, len(plan.train)
+    world = training.devices * training.nodes
+    if done >= len(draw_batches(count, training.batch_size, 0, world)):
+        left = count - done * training.batch_size
+        raise FineTuningError(
+            f"{plan.checkpoint} is before the last batch of an epoch, which has {left} picture(s): too few for {world} "
+            f"processes. Go on with at most {left} (training.devices x training.nodes)."
+        )

@@ -215,8 +215,6 @@ class Learner(LightningModule):
             logits = self._logits(images).float()
             self.accuracy.update(logits, targets)
             self.mean_loss.update(nn.functional.cross_entropy(logits, targets, reduction="none"))
-        if self.stop.is_set():
-            raise Stopped
 
     def _logits(self, crops: Tensor) -> Tensor:  # shape: (B, K, 3, H, W) -> (B, classes)
         """On a CPU a few crops at a time, whose maps fit into its cache."""
@@ -240,8 +238,13 @@ class Learner(LightningModule):
         self.save()
         if self.plan.show and self.trainer.is_global_zero:
             sys.stderr.write(f"{self._line(found)}\n")
-        if self.stop.is_set() and progress.epoch < self.config.epochs:
+        if self._is_to_stop() and progress.epoch < self.config.epochs:
             raise Stopped
+
+    def _is_to_stop(self) -> bool:
+        """Whether any process was asked to: all get the same answer."""
+        asked = torch.tensor(float(self.stop.is_set() or self.trainer.received_sigterm), device=self.device)
+        return float(self.trainer.strategy.reduce(asked, reduce_op="sum")) > 0
 
     def _choose(self, value: float, loss: float) -> None:
         best = self.progress.best

@@ -39,7 +39,7 @@ def train(plan: Plan, model: ImageClassifier) -> None:
     config = plan.config.training
     if is_launched() or config.devices * config.nodes == 1:
         stop: Any = threading.Event()
-        with _on_interrupt(stop):
+        with _on_interrupt(stop, plan):
             _run(plan, model, stop)
         return
     context = multiprocessing.get_context("spawn")
@@ -48,7 +48,7 @@ def train(plan: Plan, model: ImageClassifier) -> None:
     parts = (model.backbone, model.pool.config, model.classifier.out_features, model.state_dict())
     sent = pickle.dumps((plan, parts, multiprocessing.get_start_method(allow_none=True)))
     address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())} if config.nodes == 1 else {}
-    with _on_interrupt(stop):
+    with _on_interrupt(stop, plan):
         started = spawn(_process, (sent, stop, errors, address), nprocs=config.devices, join=False)
         try:
             while not started.join():
@@ -188,14 +188,14 @@ def _quiet() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _on_interrupt(stop: Any) -> Iterator[None]:
+def _on_interrupt(stop: Any, plan: Plan) -> Iterator[None]:
     """The first Ctrl-C asks for a stop, a second one is as usual."""
     with stopping_after("batch", stop):
         try:
             yield
         except SystemExit:
-            # Lightning makes this of an interrupt at once.
-            raise KeyboardInterrupt from None
+            # Lightning makes this of an interrupt at once, and of a SIGTERM in validation.
+            raise KeyboardInterrupt(_left(plan)) from None
 
 
 def _stopped(plan: Plan) -> str:
