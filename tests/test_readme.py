@@ -181,6 +181,8 @@ STANDS_FOR = {
     "RUN": {"graph": GRAPH_RUN, "vision": "runs/vision", "fewshot": "runs/fewshot", "": GRAPH_RUN},
     "flower102": {"vision": "stripes", "fewshot": "bars"},
     "omniglot": {"fewshot": "bars"},
+    "miniimagenet": {"fewshot": "bars"},
+    "miniimagenet100": {"fewshot": "bars"},
     "PTC_MR": {"graph": "MUTAG"},
     "PROTEINS": {"graph": "MUTAG"},
     "NCI1": {"graph": "MUTAG"},

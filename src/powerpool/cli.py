@@ -212,8 +212,7 @@ ARGUMENTS = {
     "download=True": "--download true",
     "root=": "--data_root",
     'corrupt="skip"': "--corrupt skip",
-    "another cut, ClassCut(train=..., validation=...)": "--train_classes, --validation_classes and --class_order",
-    "cut=": "--train_classes, --validation_classes and --class_order",
+    ", or cut=ClassCut(...)": "",
 }
 """Arguments of functions that errors advise, and the options that are the same."""
 RECIPES = {"fewshot/pretraining": "reproduce fewshot --study pretraining"}

@@ -124,10 +124,22 @@ def test_groups_are_centred_each_by_itself():
         torch.testing.assert_close(found[place], pixels[row] - pixels[groups == groups[row]].mean(0))
 
 
-@pytest.mark.parametrize("groups", [None, torch.zeros(6, dtype=torch.long)])
-def test_a_mean_belongs_to_its_groups(groups):
-    mean = torch.zeros(3, 5, 5) if groups is not None else torch.zeros(2, 3, 5, 5)
-    with pytest.raises(ShapeError, match="one for each group where there are groups"):
+@pytest.mark.parametrize(
+    "mean, groups, said",
+    [
+        (torch.zeros(2, 3, 5, 5), None, r"mean must be a picture of shape \(3, 5, 5\) \(got \(2, 3, 5, 5\)\)"),
+        (torch.zeros(3, 5, 5), torch.zeros(6, dtype=torch.long), "for each group"),
+        (None, torch.zeros(6, dtype=torch.long), "for each group"),
+        (
+            torch.zeros(2, 3, 5, 5),
+            torch.zeros(5, dtype=torch.long),
+            "from 0 to 1 for each of 6 pictures",
+        ),
+        (torch.zeros(2, 3, 5, 5), torch.full((6,), 2), "from 0 to 1 for each of 6 pictures"),
+    ],
+)
+def test_means_belong_to_groups(mean, groups, said):
+    with pytest.raises(ShapeError, match=said):
         replace(any_bank(), mean=mean, groups=groups)
 
 

@@ -80,6 +80,12 @@ def test_what_stands_in_the_way_is_said() -> None:
     assert notes[1] == "1 of 2 records do not say which commit they come from."
 
 
+def test_versions_of_several_machines_are_all_named():
+    setup, *_, notes = blocks(record("GIN0", packages={"numpy": "2.0.2, 2.1.0"}))
+    assert "numpy==" not in "\n".join(setup)
+    assert "Records differ in numpy: 2.0.2, 2.1.0." in notes
+
+
 def test_what_a_record_made_up_is_nothing_to_copy() -> None:
     evil = "1; rm -rf ~"
     setup, *_ = blocks(record(commit=evil, torch=evil, python=evil, packages={"numpy": evil, evil: "1", "x": 3}))

@@ -491,7 +491,8 @@ def test_bad_arguments_are_refused_before_anything_runs(tmp_path, threads):
     assert not noted(tmp_path)
 
 
-def test_no_jobs_means_the_cores_that_may_be_used(tmp_path, threads):
+def test_no_jobs_means_the_cores_that_may_be_used(tmp_path, threads, monkeypatch):
+    monkeypatch.delenv("LOKY_MAX_CPU_COUNT", raising=False)
     assert processes.usable_cores() == joblib.cpu_count()
     assert run_units(units_of(tmp_path, partial(square, tmp_path, 0)), None, console=recorder()) == SIX_RESULTS[:1]
     assert run_units([], console=recorder()) == []

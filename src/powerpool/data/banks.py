@@ -76,16 +76,17 @@ class PictureBank:
                 f"pictures, targets and names must be of one length (got {len(self.pictures)}, "
                 f"{tuple(self.targets.shape)} and {len(self.names)})."
             )
-        if self.mean is not None:
-            self._require_mean(self.mean)
-
-    def _require_mean(self, mean: Tensor) -> None:
-        own, dimensions = tuple(self.pictures.shape[1:]), 3 if self.groups is None else 4
-        if mean.shape[-3:] != own or mean.ndim != dimensions:
-            raise ShapeError(
-                f"mean must be a picture of shape {own}, or one for each group where there are groups (got "
-                f"{tuple(mean.shape)} {'without' if self.groups is None else 'with'} groups)."
-            )
+        own = tuple(self.pictures.shape[1:])
+        if self.groups is None:
+            if self.mean is not None and self.mean.shape != own:
+                raise ShapeError(f"mean must be a picture of shape {own} (got {tuple(self.mean.shape)}).")
+            return
+        if self.mean is None or self.mean.ndim != 4 or self.mean.shape[1:] != own:
+            given = None if self.mean is None else tuple(self.mean.shape)
+            raise ShapeError(f"mean must be a picture of shape {own} for each group (got {given}).")
+        last = len(self.mean) - 1
+        if self.groups.shape != self.targets.shape or bool(((self.groups < 0) | (self.groups > last)).any()):
+            raise ShapeError(f"groups must be a number from 0 to {last} for each of {len(self)} pictures.")
 
     def __len__(self) -> int:
         return len(self.pictures)

@@ -92,8 +92,8 @@ class ClassCut:
         if train + validation >= len(own):
             raise ArgumentError(
                 f"A cut with {train} classes to train on and {validation} to validate on leaves none of {len(own)} "
-                "classes to test on. Take fewer: the settings train_classes and validation_classes, or "
-                "ClassCut(train=..., validation=...)."
+                "classes to test on. Take fewer: with the settings train_classes, validation_classes and class_order, "
+                "or cut=ClassCut(...)."
             )
         found = (own[:train], own[train : train + validation], own[train + validation :])
         return {name: part for name, part in zip(NAMES, found, strict=True) if part}
@@ -232,7 +232,7 @@ def load_fewshot(
             )
             skipped |= set(pictures.names) - set(bank.names)
             banks[split] = bank if problem is None else bank.centred(_exhibitions(bank))
-    return FewShotSet(place.name, banks, _digest(found, classes, skipped), tuple(sorted(skipped)))
+    return FewShotSet(place.name, banks, _digest(found, classes, skipped, problem), tuple(sorted(skipped)))
 
 
 # ---- finding ---------------------------------------------------------------------------------------------------------
@@ -259,7 +259,7 @@ def _find(place: Place, limits: Limits, problem: str | None, download: bool) -> 
         return _Found(place.hub, table.labelled, table.sources, table.hashes, table.classes)
     source = str(place.path)
     folder, files, hashes = files_of(place.path, limits)
-    if problem is not None or place.name == "open_mic" or _is_open_mic(files):
+    if problem is not None or place.name == "open_mic" or is_open_mic(files):
         labelled = open_mic(files, problem, source)
         names = [name for name in files if _is_picture(name)]  # of all problems, so that none is hashed twice
     else:
@@ -288,10 +288,10 @@ def _hash(lines: Iterable[str]) -> str:
     return found.hexdigest()
 
 
-def _digest(found: _Found, classes: tuple[str, ...], skipped: set[str]) -> str:
+def _digest(found: _Found, classes: tuple[str, ...], skipped: set[str], problem: str | None) -> str:
     kept = sorted(picture for picture in found.labelled if picture.file not in skipped)
     lines = (f"{picture.split}\0{picture.label}\0{picture.file}\0{found.hashes[picture.file]}" for picture in kept)
-    return _hash([repr(classes), *lines])
+    return _hash([repr(classes), *([] if problem is None else ["centred by exhibition"]), *lines])
 
 
 # ---- dividing classes ------------------------------------------------------------------------------------------------
@@ -328,7 +328,7 @@ def _comes_divided(found: _Found) -> bool:
             raise DataError(
                 f"{found.source} comes in splits of different classes, {', '.join(members)}, and has no split "
                 f"{' and '.join(sorted(missing))}. Name the folders otherwise, or divide all classes anew: with the "
-                "settings train_classes and validation_classes, or cut=ClassCut(...)."
+                "settings train_classes, validation_classes and class_order, or cut=ClassCut(...)."
             )
         return True
     if "train" in members and members["train"] == everything:
@@ -338,8 +338,8 @@ def _comes_divided(found: _Found) -> bool:
     shared = sorted(members[first] & members[second], key=natural)
     raise DataError(
         f"{found.source} has {len(shared)} class(es) both in {first} and in {second}: {some(shared)}; others are in "
-        "one only. Move them into one split, or divide all classes anew: with the settings train_classes and "
-        "validation_classes, or cut=ClassCut(...)."
+        "one only. Move them into one split, or divide all classes anew: with the settings train_classes, "
+        "validation_classes and class_order, or cut=ClassCut(...)."
     )
 
 
@@ -350,7 +350,8 @@ def _is_picture(name: str) -> bool:
     return name.lower().endswith(SUFFIXES)
 
 
-def _is_open_mic(files: Iterable[str]) -> bool:
+def is_open_mic(files: Iterable[str]) -> bool:
+    """Whether all pictures among the files lie as those of Open MIC do."""
     pictures = [name for name in files if _is_picture(name)]
     return bool(pictures) and all(OPEN_MIC.fullmatch(name) for name in pictures)
 

@@ -160,12 +160,13 @@ def opened(engine: Engine, jobs: int | None, variables: Mapping[str, str], folde
 
 def versions() -> dict[str, str]:
     """What results depend on beside the settings: a worker with another Python or other code gives others."""
-    from powerpool.experiments.provenance import code_digest
+    from powerpool.experiments.provenance import code_digest, pillow
 
     return {
         "Python": platform.python_version(),
         "torch": torch.__version__,
         "powerpool": powerpool.__version__,
+        "Pillow": str(pillow()),
         "the code of powerpool": "-".join(code_digest(pipeline)[:8] for pipeline in ("graph", "vision", "fewshot")),
     }
 

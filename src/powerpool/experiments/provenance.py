@@ -36,12 +36,12 @@ def fingerprint(pipeline: str, *parts: Any) -> str:
         pipeline: whose code counts, beside that which all share.
         parts: settings, digests and versions, as JSON can hold them.
     """
-    versions = [torch.__version__, platform.python_version(), _pillow()]
+    versions = [torch.__version__, platform.python_version(), pillow()]
     text = json.dumps([*parts, *versions, code_digest(pipeline)], sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
 
 
-def _pillow() -> str | None:
+def pillow() -> str | None:
     """The version of what decodes and scales pictures."""
     if find_spec("PIL") is None:
         return None

@@ -120,8 +120,9 @@ def _versions(records: Sequence[RunRecord]) -> dict[str, dict[str, None]]:
         named: dict[Any, Any] = {name: facts.get(name) for name in ("python", "torch")}
         named |= packages if isinstance(packages, dict) else {}
         for name, version in named.items():
-            if _is_safe(name) and _is_safe(version):
-                found.setdefault(name, {})[version] = None
+            for one in version.split(", ") if isinstance(version, str) else ():
+                if _is_safe(name) and _is_safe(one):
+                    found.setdefault(name, {})[one] = None
     return found
 
 

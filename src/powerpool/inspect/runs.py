@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -207,8 +207,6 @@ def _computed_maps(folder: Path, which: Samples, model: Any) -> Maps:
 
 
 def _open_fewshot(folder: Path, which: Samples) -> Source:
-    from powerpool.data import Splits, load_images
-    from powerpool.data.banks import read_bank
     from powerpool.pipelines.fewshot.config import FewShotConfig
     from powerpool.pipelines.fewshot.evaluation import read_set
     from powerpool.pipelines.fewshot.model import feature_sets, normalization
@@ -217,13 +215,8 @@ def _open_fewshot(folder: Path, which: Samples) -> Source:
     model = load_run(folder)
     notes: tuple[str, ...] = ()
     if which.data is not None:
-        uncut = Splits(validation=0.0, test=0.0)
-        images = load_images(which.data, which.data_root, download=which.download, splits=uncut)
-        first, *others = images.splits.values()
-        settings = {name: value for name, value in asdict(model.pictures).items() if name != "centred"}
-        bank = read_bank(sum(others, start=first), images.classes, **settings)
-        bank = bank.centred() if model.pictures.centred else bank
-        name = f"all pictures of {images.name}"
+        bank, known = model.pictures.read_all(which.data, which.data_root, download=which.download)
+        name = f"all pictures of {known}"
     else:
         config = _settings(folder, FewShotConfig)
         config = replace(config, data_root=which.data_root or config.data_root, download=which.download)

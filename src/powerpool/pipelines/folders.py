@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import platform
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,21 @@ def _settings(file: Path, config_type: type[Any]) -> Any:
         return read_recipe(file, config_type)
     except RecipeError:
         return None
+
+
+def require_same_data(name: str, digest: str, wanted: str) -> None:
+    """Refuse data that is not what a command read when it began: a unit may run on another machine, or hours later.
+
+    Args:
+        name: of the data.
+        digest: what was found here.
+        wanted: what the command has.
+    """
+    if digest != wanted:
+        raise RecordError(
+            f"{name} on {platform.node()} is not the data that the command has read: its digest is {digest}, not "
+            f"{wanted}. Put the same files on all machines, leave them alone while the command runs, and give it again."
+        )
 
 
 def is_of(folder: str | Path, digest: str) -> bool:

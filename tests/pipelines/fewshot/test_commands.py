@@ -102,6 +102,13 @@ def test_other_pictures_can_be_tested_on(trained, tmp_path, capsys):
     assert "all classes of" in capsys.readouterr().out
 
 
+def test_cuts_that_leave_nothing_are_told_by_their_options(pictures, tmp_path, capsys):
+    cut = ("--train_classes", "11", "--validation_classes", "1", "--class_order", "names")
+    said = refusal(capsys, "train", "fewshot", "--data", pictures, *SMALL, *cut, "--out", tmp_path)
+    assert "with the settings train_classes, validation_classes and class_order." in said
+    assert "ClassCut" not in said
+
+
 def test_classes_may_lie_in_folders_of_classes_but_open_mic_is_refused(trained, tmp_path, capsys):
     for name in ("first", "second"):
         write_folder(tmp_path / "other" / name, classes=2)
@@ -109,9 +116,9 @@ def test_classes_may_lie_in_folders_of_classes_but_open_mic_is_refused(trained, 
         run("evaluate", "fewshot", "--run", trained, "--data", tmp_path / "other", "--way", "4", "--out", tmp_path) == 0
     )
     assert "all classes of other" in capsys.readouterr().out
-    write_folder(tmp_path / "open_mic/shn/target", classes=2)
-    said = refusal(capsys, "evaluate", "fewshot", "--run", trained, "--data", tmp_path / "open_mic", "--out", tmp_path)
-    assert "All classes of Open MIC are no test" in said
+    write_folder(tmp_path / "museum/shn/target", classes=2)
+    said = refusal(capsys, "evaluate", "fewshot", "--run", trained, "--data", tmp_path / "museum", "--out", tmp_path)
+    assert "is Open MIC, all classes of which are no test" in said
 
 
 def test_classes_that_were_trained_on_are_no_test_and_that_is_said(trained, pictures, tmp_path, capsys):

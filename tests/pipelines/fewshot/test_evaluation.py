@@ -67,11 +67,11 @@ def test_the_same_network_can_be_asked_again_with_more_classes(folder, tmp_path)
 
 def test_other_pictures_than_those_of_the_command_are_refused(folder, tmp_path):
     config = own_config(folder)
-    with pytest.raises(RecordError, match=r"bars on .* is not what the command read when it began .* needed is other"):
+    with pytest.raises(RecordError, match=r"bars on .* is not the data that the command has read: .*, not other\."):
         train_and_test(config, tmp_path, "other")
     assert not list(tmp_path.iterdir())
     result = train_and_test(config, tmp_path, read_set(config).digest)
-    with pytest.raises(RecordError, match="not what the command read"):
+    with pytest.raises(RecordError, match="not the data that the command has read"):
         assess_again(config, tmp_path, "other", result, config.test)
 
 

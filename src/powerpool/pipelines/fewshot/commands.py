@@ -14,8 +14,7 @@ from torch import Tensor
 from powerpool.checks import ArgumentError
 from powerpool.configs import read_recipe, recipe_names
 from powerpool.console import Bars, cell, console, emit, note, say
-from powerpool.data import FewShotSet, ImageSet, ImageSplit, PictureBank, Splits, list_pictures, load_images
-from powerpool.data.banks import read_bank
+from powerpool.data import FewShotSet, list_pictures
 from powerpool.data.image_sources import locate
 from powerpool.data.images import Corrupt
 from powerpool.locks import locked
@@ -33,7 +32,7 @@ from powerpool.pipelines.fewshot.evaluation import (
 from powerpool.pipelines.fewshot.evaluation import (
     train as train_in,
 )
-from powerpool.pipelines.fewshot.runs import Pictures, TrainedModel, load_run
+from powerpool.pipelines.fewshot.runs import Pictures, load_run
 from powerpool.pipelines.fewshot.training import Training
 from powerpool.pipelines.folders import (
     CONFIG,
@@ -51,8 +50,6 @@ from powerpool.statistics import summarize
 
 SHOWN = 3
 """Classes that a prediction names, the most alike first."""
-UNCUT = Splits(validation=0.0, test=0.0)
-"""All pictures of a set, where none are kept for a test."""
 
 # ---- train -----------------------------------------------------------------------------------------------------------
 
@@ -262,7 +259,7 @@ def evaluate(options: EvaluateOptions) -> None:
             )
         bank, which = data["test"], f"test classes of {data.name}"
     else:
-        bank, name = _all_classes(options.data, root, model, options)
+        bank, name = model.pictures.read_all(options.data, root, download=options.download, corrupt=options.corrupt)
         which = f"all classes of {name}"
         if name == read_json(Path(options.run, DATA))["name"]:
             text = f"The network was trained on classes of {name}, which are among these: this is no test."
@@ -276,17 +273,6 @@ def evaluate(options: EvaluateOptions) -> None:
     say(f"{method}, {which}, {form}: {_accuracy(found)}")
     write_json(folder / EVALUATION, figures)
     say(f"written: {folder / EVALUATION}")
-
-
-def _all_classes(data: str, root: str | None, model: TrainedModel, options: EvaluateOptions) -> tuple[PictureBank, str]:
-    """All pictures of a set, and its name."""
-    images = load_images(data, root, download=options.download, splits=UNCUT, nested=True)
-    if images.name == "open_mic":
-        raise ArgumentError(
-            "All classes of Open MIC are no test: its problems say which photos belong together. Train a run with "
-            "--data open_mic --problem, and evaluate it without --data."
-        )
-    return _whole_bank(images, model.pictures, options.corrupt), images.name
 
 
 # ---- predict ---------------------------------------------------------------------------------------------------------
@@ -322,8 +308,7 @@ class PredictOptions:
 def predict(options: PredictOptions) -> None:
     """Print a table of the classes that are most alike to every picture, or write all scores."""
     model = load_run(options.run)
-    shown = load_images(options.support, splits=UNCUT)
-    bank = _whole_bank(shown, model.pictures, options.corrupt)
+    bank, _ = model.pictures.read_all(options.support, corrupt=options.corrupt)
     seen = bank.targets.unique().tolist()
     if len(seen) < 2:
         raise ArgumentError(
@@ -332,31 +317,18 @@ def predict(options: PredictOptions) -> None:
         )
     support = [bank.batch((bank.targets == label).nonzero().flatten()) for label in seen]
     asked = list_pictures(options.pictures)
-    queries = _read(asked, (), model.pictures, options.corrupt)
+    queries = model.pictures.read(asked, (), options.corrupt)
     for name in sorted({*asked.names} - {*queries.names}):
         note(f"skipped, not readable: {name}")
     queries = replace(queries, mean=bank.mean)  # that of the examples: queries alone may be of one class
     scores = model.scores(support, queries.batch(torch.arange(len(queries))))
-    classes = [shown.classes[label] for label in seen]
+    classes = [bank.classes[label] for label in seen]
     answers = _answers(queries.names, scores, classes)
     emit(answers)
     if options.out is not None:
         write_answers(answers, options.out)
         return
     console().print(_table(queries.names, scores, classes))
-
-
-def _whole_bank(images: ImageSet, pictures: Pictures, corrupt: Corrupt) -> PictureBank:
-    """All splits together, as the network wants them."""
-    first, *others = images.splits.values()
-    bank = _read(sum(others, start=first), images.classes, pictures, corrupt)
-    return bank.centred() if pictures.centred else bank
-
-
-def _read(split: ImageSplit, classes: tuple[str, ...], pictures: Pictures, corrupt: Corrupt) -> PictureBank:
-    """Pictures as the network wants them, in memory."""
-    settings = {name: value for name, value in asdict(pictures).items() if name != "centred"}
-    return read_bank(split, classes, **settings, corrupt=corrupt)
 
 
 def _answers(names: tuple[str, ...], scores: Tensor, classes: list[str]) -> list[dict[str, Any]]:

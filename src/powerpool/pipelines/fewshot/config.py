@@ -166,7 +166,8 @@ class FewShotConfig:
         problem: of Open MIC: p1->p2 and so on, or the name of an exhibition
         train_classes: share or number of the classes to train on; the usual one of the data set without it
         validation_classes: share or number of the classes that choose the model; the rest is for test
-        class_order: whether the first classes by name are trained on, or classes that are drawn by the seed
+        class_order: whether the first classes are trained on, in the order of the set or else by name, or classes that
+            are drawn by the seed
         pretrained: run folder of a model of the same method, from whose weights the training starts
         model: encoder and comparison
         test: the episodes that are tested on

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 import threading
 import time
 from collections.abc import Callable
@@ -16,7 +15,7 @@ from powerpool.pipelines.devices import require_device
 from powerpool.pipelines.fewshot.config import EpisodeConfig, FewShotConfig
 from powerpool.pipelines.fewshot.runs import Pictures, TrainedModel, pretrained_weights
 from powerpool.pipelines.fewshot.training import Training, ask, draw_episodes, episode_spectrum
-from powerpool.pipelines.folders import DATA, MODEL
+from powerpool.pipelines.folders import DATA, MODEL, require_same_data
 from powerpool.pipelines.interrupts import stopping_after
 from powerpool.records import RecordError, write_json
 
@@ -86,11 +85,7 @@ def assess_again(
 def _read_same(config: FewShotConfig, digest: str) -> FewShotSet:
     """The pictures of a configuration, which must be those of the caller: it may be another machine, or hours ago."""
     data = read_set(config)
-    if data.digest != digest:
-        raise RecordError(
-            f"{data.name} on {platform.node()} is not what the command read when it began (digest {data.digest}, "
-            f"needed is {digest}). Put the same pictures there, or start the command anew."
-        )
+    require_same_data(data.name, data.digest, digest)
     return data
 
 

@@ -11,8 +11,11 @@ import torch
 from torch import Tensor
 
 from powerpool.checkpoints import load_state, save_state
-from powerpool.checks import PowerPoolError
-from powerpool.data import FewShotSet
+from powerpool.checks import ArgumentError, PowerPoolError
+from powerpool.data import FewShotSet, ImageSplit, PictureBank, Splits, load_images
+from powerpool.data.banks import read_bank
+from powerpool.data.fewshot import is_open_mic
+from powerpool.data.images import Corrupt
 from powerpool.pipelines.fewshot.config import FewShotConfig, ModelConfig
 from powerpool.pipelines.fewshot.model import EpisodeNetwork, make_network
 from powerpool.pipelines.folders import DATA, MODEL, is_of, missing_model
@@ -36,6 +39,26 @@ class Pictures:
     def of(cls, config: FewShotConfig) -> Pictures:
         """Those of a configuration."""
         return cls(config.size, config.channels, config.resize, config.invert, config.problem is not None)
+
+    def read(self, split: ImageSplit, classes: tuple[str, ...], corrupt: Corrupt = "error") -> PictureBank:
+        """Pictures as the network wants them, in memory; not centred."""
+        settings = {name: value for name, value in asdict(self).items() if name != "centred"}
+        return read_bank(split, classes, **settings, corrupt=corrupt)
+
+    def read_all(
+        self, data: str, root: str | None = None, *, download: bool = False, corrupt: Corrupt = "error"
+    ) -> tuple[PictureBank, str]:
+        """All pictures of a set that is no division of classes, and its name. Classes may lie in folders of classes."""
+        images = load_images(data, root, download=download, splits=Splits(validation=0.0, test=0.0), nested=True)
+        first, *others = images.splits.values()
+        whole = sum(others, start=first)
+        if is_open_mic(whole.names):
+            raise ArgumentError(
+                f"{data} is Open MIC, all classes of which are no test: its problems say which photos belong together. "
+                "Train a run with --data open_mic --problem, and leave --data out here."
+            )
+        bank = self.read(whole, images.classes, corrupt)
+        return bank.centred() if self.centred else bank, images.name
 
 
 @dataclass(frozen=True, eq=False)

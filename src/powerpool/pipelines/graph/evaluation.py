@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import platform
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -24,6 +23,7 @@ from powerpool.checkpoints import load_state, save_state
 from powerpool.checks import ArgumentError, NotFiniteError
 from powerpool.data import Fold, GraphSet, load_graphs, stratified_folds
 from powerpool.pipelines.confusion import as_entry, confusion_matrix
+from powerpool.pipelines.folders import require_same_data
 from powerpool.pipelines.graph.config import GraphConfig, ModelConfig, grid_names
 from powerpool.pipelines.graph.model import GraphClassifier
 from powerpool.pipelines.graph.training import Curves, Score, Training, batches, logits, score_of
@@ -184,12 +184,7 @@ def retrain(config: GraphConfig, number: int, digest: str, earlier: dict[str, An
 def _graphs_of(config: GraphConfig, digest: str) -> GraphSet:
     """The data of a configuration, if it is what the result is for: a worker may find other files by the same name."""
     graphs = read_graphs(config)
-    if graphs.digest != digest:
-        raise RecordError(
-            f"{graphs.name} on {platform.node()} is not the data that the command has read: its digest is "
-            f"{graphs.digest}, not {digest}. Put the same files on all machines, leave them alone while the command "
-            "runs, and give it again."
-        )
+    require_same_data(graphs.name, graphs.digest, digest)
     return graphs
 
 

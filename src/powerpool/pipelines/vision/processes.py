@@ -190,7 +190,7 @@ def _quiet() -> Iterator[None]:
 @contextlib.contextmanager
 def _on_interrupt(stop: Any, plan: Plan) -> Iterator[None]:
     """The first Ctrl-C asks for a stop, a second one is as usual."""
-    with stopping_after("batch", stop):
+    with stopping_after("batch, or the validation that runs", stop):
         try:
             yield
         except SystemExit:
