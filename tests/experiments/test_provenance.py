@@ -66,7 +66,7 @@ def test_settings_and_versions_count_and_their_order_does_not(copy, monkeypatch)
     for owner, name, value in (
         (provenance.torch, "__version__", "9.9"),
         (provenance.platform, "python_version", lambda: "3.99"),
-        (provenance, "_pillow", lambda: None),
+        (provenance, "pillow", lambda: None),
     ):
         with monkeypatch.context() as patch:
             patch.setattr(owner, name, value)
@@ -76,9 +76,9 @@ def test_settings_and_versions_count_and_their_order_does_not(copy, monkeypatch)
 
 def test_pillow_counts_where_it_is_installed(monkeypatch):
     pillow = pytest.importorskip("PIL")
-    assert provenance._pillow() == pillow.__version__
+    assert provenance.pillow() == pillow.__version__
     monkeypatch.setattr(provenance, "find_spec", lambda name: None)
-    assert provenance._pillow() is None
+    assert provenance.pillow() is None
 
 
 def test_a_worker_with_other_code_than_the_command_is_refused(copy):
