@@ -9,6 +9,7 @@ from powerpool.configs import read_recipe
 from powerpool.experiments.fewshot import MORE_SHOTS, ONE_SHOT, PRETRAINING, StudyConfig, with_method
 from powerpool.experiments.report import read_records, record_path, write_report
 from powerpool.experiments.tables import MISSING, accuracies
+from powerpool.experiments.tables.formats import p_text
 from powerpool.pipelines.fewshot.config import FewShotConfig
 from powerpool.pipelines.fewshot.evaluation import PLACES
 from powerpool.statistics import paired_test, summarize
@@ -137,3 +138,18 @@ def test_the_table_of_the_readme_has_the_figures_of_the_records(found):
         rows = [found.get((*place, method)) for place in COMPARED]
         cells = [MISSING if row is None else f"{row.mean:.2f} ± {half(row):.2f}" for row in rows]
         assert f"| {method} | {' | '.join(cells)} |" in text
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/fewshot.md"])
+def test_both_pages_have_the_differences_of_the_records(found, page):
+    text, plain = words(page), ("miniimagenet100", "5-way-1-shot", "SoSN(x)")
+    tests = [above(found, *place, "SoSN(x)+SigmE", "RelationNet") for place in COMPARED]
+    *first, last = [f"{test.difference:.2f}" for test in tests]
+    assert f"by {', '.join(first)} and {last} points" in text
+    assert all(test.p_value < 0.001 for test in tests)
+    curves = {"SigmE": "SoSN(x)+SigmE", "AsinhE": "SoSN(x)+AsinhE", "spectral MaxExp(F)": "SoSN(x)+SpecMaxExpF"}
+    gains = {name: above(found, *plain[:2], method, plain[2]) for name, method in curves.items()}
+    said = [f"{name} {gain.difference:+.2f}, p {p_text(gain.p_value)}" for name, gain in gains.items()]
+    assert "; ".join(said) in text
+    shots = above(found, "miniimagenet100", "5-way-5-shot", "SoSN(x+L)+SigmE", "SoSN(x)+SigmE")
+    assert f"{shots.difference:.2f} points above" in text
