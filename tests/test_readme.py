@@ -183,6 +183,7 @@ STANDS_FOR = {
     "omniglot": {"fewshot": "bars"},
     "miniimagenet": {"fewshot": "bars"},
     "miniimagenet100": {"fewshot": "bars"},
+    "fewshot/miniimagenet100-5-shot": {"fewshot": "small.yaml"},
     "PTC_MR": {"graph": "MUTAG"},
     "PROTEINS": {"graph": "MUTAG"},
     "NCI1": {"graph": "MUTAG"},
