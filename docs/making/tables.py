@@ -181,10 +181,12 @@ def change(group: Group, method: str, plain: str) -> str:
 def end_to_end() -> str:
     """One sentence: the figure of training end to end."""
     ((only,),) = [group.rows for group in groups("vision") if group.protocol == "end-to-end"]
-    low, high = only.interval or (0.0, 0.0)
+    assert only.interval is not None
+    assert only.paper is not None
+    low, high = only.interval
     return (
         f"Trained end to end, `{only.record.method}` has {only.record.mean:.2f} % ({low:.2f} to {high:.2f}), where the "
-        f"paper has {only.paper.mean if only.paper else 0:.2f} % with ResNet-50."
+        f"paper has {only.paper.mean:.2f} % with ResNet-50."
     )
 
 

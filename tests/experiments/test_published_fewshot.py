@@ -153,3 +153,20 @@ def test_both_pages_have_the_differences_of_the_records(found, page):
     assert "; ".join(said) in text
     shots = above(found, "miniimagenet100", "5-way-5-shot", "SoSN(x+L)+SigmE", "SoSN(x)+SigmE")
     assert f"{shots.difference:.2f} points above" in text
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/fewshot.md"])
+def test_both_pages_say_what_pre_training_did(study, page):
+    found = {(record.data, record.protocol, record.method): record for record in study}
+    losses = {}
+    for method in PRETRAINING:
+        test = above(found, "flower102", "5-way-1-shot", method.replace(")", ")+Pretr", 1), method)
+        assert test.difference < 0
+        losses[method] = (f"{-test.difference:.2f}", p_text(test.p_value))
+    (first, p_first), (second, p_second) = losses.values()
+    said = {
+        "README.md": f"{first} points lost with SigmE, {second} with MaxExp(F), which may be chance",
+        "docs/fewshot.md": f"{first} points from SigmE (p {p_first}) and {second} from spectral MaxExp(F) "
+        f"(p {p_second})",
+    }
+    assert said[page] in words(page)

@@ -15,6 +15,7 @@ from powerpool.checks import ArgumentError
 from powerpool.configs import read_recipe, recipe_names
 from powerpool.console import Bars, cell, console, emit, note, say
 from powerpool.data import FewShotSet, list_pictures
+from powerpool.data.fewshot import is_open_mic
 from powerpool.data.image_sources import locate
 from powerpool.data.images import Corrupt
 from powerpool.locks import locked
@@ -260,6 +261,11 @@ def evaluate(options: EvaluateOptions) -> None:
         bank, which = data["test"], f"test classes of {data.name}"
     else:
         bank, name = model.pictures.read_all(options.data, root, download=options.download, corrupt=options.corrupt)
+        if is_open_mic(bank.names):
+            raise ArgumentError(
+                f"{options.data} is Open MIC, all classes of which are no test: its problems say which photos belong "
+                "together. Train a run with --data open_mic --problem, and leave --data out here."
+            )
         which = f"all classes of {name}"
         if name == read_json(Path(options.run, DATA))["name"]:
             text = f"The network was trained on classes of {name}, which are among these: this is no test."

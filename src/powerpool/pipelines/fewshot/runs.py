@@ -11,10 +11,9 @@ import torch
 from torch import Tensor
 
 from powerpool.checkpoints import load_state, save_state
-from powerpool.checks import ArgumentError, PowerPoolError
+from powerpool.checks import PowerPoolError
 from powerpool.data import FewShotSet, ImageSplit, PictureBank, Splits, load_images
 from powerpool.data.banks import read_bank
-from powerpool.data.fewshot import is_open_mic
 from powerpool.data.images import Corrupt
 from powerpool.pipelines.fewshot.config import FewShotConfig, ModelConfig
 from powerpool.pipelines.fewshot.model import EpisodeNetwork, make_network
@@ -48,16 +47,10 @@ class Pictures:
     def read_all(
         self, data: str, root: str | None = None, *, download: bool = False, corrupt: Corrupt = "error"
     ) -> tuple[PictureBank, str]:
-        """All pictures of a set that is no division of classes, and its name. Classes may lie in folders of classes."""
+        """All pictures of a set, and its name. Classes may lie in folders of classes."""
         images = load_images(data, root, download=download, splits=Splits(validation=0.0, test=0.0), nested=True)
         first, *others = images.splits.values()
-        whole = sum(others, start=first)
-        if is_open_mic(whole.names):
-            raise ArgumentError(
-                f"{data} is Open MIC, all classes of which are no test: its problems say which photos belong together. "
-                "Train a run with --data open_mic --problem, and leave --data out here."
-            )
-        bank = self.read(whole, images.classes, corrupt)
+        bank = self.read(sum(others, start=first), images.classes, corrupt)
         return bank.centred() if self.centred else bank, images.name
 
 
