@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
 
 import powerpool as pp
-from powerpool.checks import PowerPoolError, values_are_checked
+from powerpool.checks import values_are_checked
+from powerpool.errors import PowerPoolError
 from tests.tolerances import tolerance
 
 Call = Callable[..., Any]

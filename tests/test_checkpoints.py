@@ -8,8 +8,8 @@ import pickle
 import pytest
 import torch
 
-from powerpool.checkpoints import load_state, save_state
-from powerpool.records import RecordError
+from powerpool.errors import RecordError
+from powerpool.runs.checkpoint import load_state, save_state
 
 
 def test_what_is_saved_is_loaded_bit_for_bit(tmp_path):

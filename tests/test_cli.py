@@ -13,12 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from powerpool import cli
-from powerpool.checks import ArgumentError, PowerPoolError
-from powerpool.cli import COMMANDS, main
-from powerpool.configs import describe, field_types, to_yaml
+from powerpool.cli import main as cli
+from powerpool.cli.main import COMMANDS, main
+from powerpool.cli.options import FLAGS, Flags, help_text, parse, read_flags
 from powerpool.data.limits import USUAL, variable
-from powerpool.options import FLAGS, Flags, help_text, parse, read_flags
+from powerpool.errors import ArgumentError, PowerPoolError
+from powerpool.runs.config import describe, field_types, to_yaml
 
 POWERPOOL = Path(sys.executable).with_name("powerpool")
 
@@ -103,7 +103,7 @@ def test_the_program_gives_the_exit_code_and_prints_no_more_than_the_error():
 def test_demo_without_an_extra_says_how_to_install_it(missing, arguments, tmp_path):
     # A None entry makes `import missing` fail as if the package were not there.
     (tmp_path / "x").write_text("jobs: 1")
-    called = f"from powerpool.cli import main; sys.exit(main({['demo', *arguments]}))"
+    called = f"from powerpool.cli.main import main; sys.exit(main({['demo', *arguments]}))"
     script = [sys.executable, "-c", f"import sys; sys.modules[{missing!r}] = None; {called}"]
     result = subprocess.run(script, capture_output=True, text=True, timeout=120, check=False, cwd=tmp_path)
     assert result.returncode == 1
@@ -373,7 +373,7 @@ def test_help_names_the_recipes_of_the_package_that_fit(monkeypatch, tmp_path):
     folder.mkdir(parents=True)
     (folder / "fits.yaml").write_text("rate: 3")
     (folder / "other.yaml").write_text("epochs: 3")
-    monkeypatch.setattr("powerpool.configs.resources.files", lambda package: tmp_path)
+    monkeypatch.setattr("powerpool.runs.config.resources.files", lambda package: tmp_path)
     assert "ships with powerpool: graph/fits. An" in " ".join(help_text(Options, "train graph").split())
     assert "ships" not in help_text(Options, "report")
     assert parse(Options, ["--config", "graph/fits", "--quick"]) == Options(rate=3.0, quick=True)

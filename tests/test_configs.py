@@ -11,9 +11,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from powerpool import configs
-from powerpool.checks import ArgumentError, PowerPoolError
-from powerpool.configs import RecipeError, did_you_mean, field_types, read_recipe, recipe_names, resolve, to_yaml
+from powerpool.errors import ArgumentError, PowerPoolError, did_you_mean
+from powerpool.runs import config as configs
+from powerpool.runs.config import RecipeError, field_types, read_recipe, recipe_names, resolve, to_yaml
 
 
 @dataclass(frozen=True)
@@ -256,7 +256,7 @@ def test_a_file_goes_before_a_name_and_a_folder_does_not(tmp_path):
 
 
 def test_every_recipe_that_ships_can_be_read():
-    from powerpool.pipelines.graph.config import GraphConfig
+    from powerpool.tasks.graph.config import GraphConfig
 
     names = [name for name in recipe_names() if name.startswith("graph/")]
     assert names
@@ -334,7 +334,7 @@ def test_what_is_written_is_read_back(config, tmp_path_factory):
 
 
 def test_the_graph_configuration_is_read_back(tmp_path):
-    from powerpool.pipelines.graph.config import GraphConfig, GridConfig
+    from powerpool.tasks.graph.config import GraphConfig, GridConfig
 
     config = GraphConfig(data="1e-2", data_root="~", grid=GridConfig(hidden=[16, 32], eta=[1e5]))
     (tmp_path / "graph.yaml").write_text(to_yaml(config))

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from powerpool.checks import ArgumentError, DTypeError, ShapeError
-from powerpool.coordinates import append_coordinates, spatial_coordinates
+from powerpool.errors import ArgumentError, DTypeError, ShapeError
+from powerpool.moments.coordinates import append_coordinates, spatial_coordinates
 from tests.tolerances import tolerance
 
 

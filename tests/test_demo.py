@@ -19,19 +19,20 @@ from pathlib import Path
 
 import pytest
 
-from powerpool import demo
-from powerpool.checks import ArgumentError
-from powerpool.cli import COMMANDS, main
-from powerpool.configs import read_recipe
+from powerpool.cli import demo
+from powerpool.cli.demo import PARTS, DemoOptions
+from powerpool.cli.main import COMMANDS, main
 from powerpool.console import governed
-from powerpool.demo import PARTS, DemoOptions
-from powerpool.experiments import report, runner, tables
-from powerpool.experiments.quick import NOTE, is_quick
-from powerpool.experiments.report import PAGES, PIPELINES, Reproduced
-from powerpool.pipelines.fewshot.config import FewShotConfig
-from powerpool.pipelines.graph.config import GraphConfig
-from powerpool.pipelines.vision.config import VisionConfig
-from powerpool.records import RunRecord
+from powerpool.errors import ArgumentError
+from powerpool.report import report, tables
+from powerpool.report.report import PAGES, PIPELINES, Reproduced
+from powerpool.runs import scheduler as runner
+from powerpool.runs.config import read_recipe
+from powerpool.runs.quick import NOTE, is_quick
+from powerpool.runs.record import RunRecord
+from powerpool.tasks.fewshot.config import FewShotConfig
+from powerpool.tasks.graph.config import GraphConfig
+from powerpool.tasks.vision.config import VisionConfig
 from tests.experiments.runs import run as made_up
 from tests.experiments.threads import Threads
 from tests.pipelines.vision.samples import use_tiny

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from powerpool.divisions import features_by_trace, matrix_by_trace, product_by_trace, trace_of
+from powerpool.linalg.trace import features_by_trace, matrix_by_trace, product_by_trace, trace_of
 
 Plain = Callable[[Tensor, float], Tensor]
 

@@ -19,12 +19,13 @@ from urllib.parse import unquote, urlsplit
 import pytest
 
 import powerpool
-from powerpool import curves, data, explore, integrations, solvers, theory
-from powerpool import inspect as inspection
+from powerpool import analysis as inspection
+from powerpool import curves, data, integrations, solvers, theory
+from powerpool.analysis import explorer as explore
 from powerpool.bench.publish import LOSS
-from powerpool.experiments.tables import right_pictures
+from powerpool.report.tables import right_pictures
+from powerpool.runs.compare import McNemarTest, mcnemar
 from powerpool.solvers import select
-from powerpool.statistics import McNemarTest, mcnemar
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -32,8 +33,8 @@ ROOMS: dict[str, ModuleType] = {
     "powerpool.curves": curves,
     "powerpool.solvers": solvers,
     "powerpool.theory": theory,
-    "powerpool.inspect": inspection,
-    "powerpool.explore": explore,
+    "powerpool.analysis": inspection,
+    "powerpool.analysis.explorer": explore,
     "powerpool.data": data,
     "powerpool.integrations.backbones": integrations.backbones,
 }

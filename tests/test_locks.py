@@ -11,13 +11,13 @@ import time
 
 import pytest
 
-from powerpool import records
-from powerpool.locks import LockedError, locked
-from powerpool.records import RecordError
+from powerpool import files as records
+from powerpool.errors import LockedError, RecordError
+from powerpool.files import locked
 
 HOLDER = """
 import sys
-from powerpool.locks import locked
+from powerpool.files import locked
 with locked(sys.argv[1]):
     print("locked", flush=True)
     sys.stdin.read()
@@ -57,7 +57,8 @@ def test_another_process_holds_the_lock_until_it_is_killed(tmp_path):
 
 FORKING = """
 import os, sys, time
-from powerpool.locks import LockedError, locked
+from powerpool.errors import LockedError
+from powerpool.files import locked
 with locked(sys.argv[1]):
     child = os.fork()
     if child == 0:

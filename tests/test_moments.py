@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.testing import assert_close
 
-from powerpool.checks import ArgumentError, DomainError, DTypeError, NotFiniteError, ShapeError
-from powerpool.moments import autocorrelation, center, count
+from powerpool.errors import ArgumentError, DomainError, DTypeError, NotFiniteError, ShapeError
+from powerpool.moments.dense import autocorrelation, center, count
 from tests.tolerances import tolerance
 
 BETAS = (0.0, 0.3, 1.0)

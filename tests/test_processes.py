@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from powerpool import processes
+from powerpool.runs import processes
 
 PATIENCE = 60  # seconds: no test is about time, and none waits for ever
 
@@ -59,7 +59,7 @@ def test_a_child_does_not_look_for_modules_in_the_working_folder(tmp_path):
 def test_a_child_ends_with_the_one_that_started_it(tmp_path):
     code = (
         "import subprocess, sys\n"
-        "from powerpool.processes import python\n"
+        "from powerpool.runs.processes import python\n"
         "child = subprocess.Popen(python('print(1, flush=True); sys.stdin.read()'), stdin=subprocess.PIPE,"
         " stdout=subprocess.PIPE)\n"
         "child.stdout.readline()\n"

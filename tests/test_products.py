@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 import powerpool as pp
-from powerpool import products
 from powerpool.bench.counts import count
+from powerpool.linalg import products
 
 
 @pytest.fixture(autouse=True)

@@ -22,11 +22,12 @@ import torch
 import powerpool as pp
 from powerpool.bench import command, launch
 from powerpool.bench.command import SUITES, suite_cases
-from powerpool.cli import COMMANDS, main
-from powerpool.configs import recipe_names
-from powerpool.experiments import report, runner
-from powerpool.pipelines.vision import export
+from powerpool.cli.main import COMMANDS, main
+from powerpool.report import report
+from powerpool.runs import scheduler as runner
+from powerpool.runs.config import recipe_names
 from powerpool.selfcheck.battery import Battery
+from powerpool.tasks.vision import export
 from tests.bench import samples
 from tests.experiments.threads import Threads
 from tests.pipelines.fewshot.samples import write_folder

@@ -13,14 +13,15 @@ import pytest
 import torch
 from scipy import stats
 
-from powerpool import records
-from powerpool.records import RecordError, RunRecord
+from powerpool import files as records
+from powerpool.errors import RecordError
+from powerpool.runs.record import RunRecord
 
 # A disk so slow that a process is always killed in the middle of a file.
 SCRIPT = """
 import sys, time
 from pathlib import Path
-from powerpool.records import write_json
+from powerpool.files import write_json
 
 def slowly(path, text, encoding):
     with path.open("w", encoding=encoding) as file:

@@ -7,9 +7,9 @@ from typing import get_args
 
 import pytest
 
-from powerpool.cli import main
-from powerpool.experiments.engines import OWN, EngineName
-from powerpool.pipelines.folders import MODEL, RECORD
+from powerpool.cli.main import main
+from powerpool.runs.engines import OWN, EngineName
+from powerpool.runs.folder import MODEL, RECORD
 from tests.test_readme import ROOT, commands_of
 
 LAUNCHERS = {"python": [sys.executable], "torchrun": [sys.executable, "-m", "torch.distributed.run", "--standalone"]}

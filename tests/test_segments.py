@@ -16,9 +16,9 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch.profiler import ProfilerActivity, profile
 from torch.testing import assert_close
 
-from powerpool import segments
-from powerpool.checks import ArgumentError, DomainError, DTypeError, NotFiniteError, ShapeError
-from powerpool.moments import autocorrelation, segment_autocorrelation, segment_mean
+from powerpool.errors import ArgumentError, DomainError, DTypeError, NotFiniteError, ShapeError
+from powerpool.moments import segments
+from powerpool.moments.dense import autocorrelation, segment_autocorrelation, segment_mean
 from tests.data import require_data
 from tests.tolerances import tolerance
 

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from powerpool.checks import ArgumentError, NotFiniteError
-from powerpool.statistics import (
+from powerpool.errors import ArgumentError, NotFiniteError
+from powerpool.runs.compare import (
     McNemarTest,
     Summary,
     mcnemar,

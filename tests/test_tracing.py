@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
 import powerpool as pp
-from powerpool.checks import ArgumentError
+from powerpool.errors import ArgumentError
 from tests.tolerances import tolerance
 
 # Dynamo instantiates every autograd.Function it traces, and torch warns about that.

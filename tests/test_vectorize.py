@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.testing import assert_close
 
-from powerpool.checks import DTypeError, ShapeError
+from powerpool.errors import DTypeError, ShapeError
 from powerpool.vectorize import from_vector, to_vector
 from tests.tolerances import tolerance
 

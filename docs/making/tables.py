@@ -13,16 +13,16 @@ from pathlib import Path
 
 from powerpool.bench import publish
 from powerpool.bench.record import BenchRecord, Measured, load
-from powerpool.experiments import tables
-from powerpool.experiments.document import escaped
-from powerpool.experiments.report import PIPELINES, read_records
-from powerpool.experiments.tables.base import Group, Row
-from powerpool.experiments.tables.findings import order_findings
-from powerpool.experiments.tables.formats import MISSING, p_text, signed
-from powerpool.experiments.tables.words import losses
-from powerpool.pipelines.fewshot.methods import METHODS as FEWSHOT_METHODS
-from powerpool.pipelines.graph.methods import METHODS as GRAPH_METHODS
-from powerpool.pipelines.vision.methods import METHODS as VISION_METHODS
+from powerpool.report import tables
+from powerpool.report.document import escaped
+from powerpool.report.report import PIPELINES, read_records
+from powerpool.report.tables.base import Group, Row
+from powerpool.report.tables.findings import order_findings
+from powerpool.report.tables.formats import MISSING, p_text, signed
+from powerpool.report.tables.words import losses
+from powerpool.tasks.fewshot.methods import METHODS as FEWSHOT_METHODS
+from powerpool.tasks.graph.methods import METHODS as GRAPH_METHODS
+from powerpool.tasks.vision.methods import METHODS as VISION_METHODS
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "results"

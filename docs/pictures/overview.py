@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 
 import powerpool as pp
-from powerpool.plotting import COLOURS, save
+from powerpool.report.drawing import COLOURS, save
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -8,15 +8,16 @@ Features become a moment matrix, a curve is applied to its entries or its spectr
 True
 """
 
-from powerpool import curves, integrations, nn, solvers
-from powerpool.coordinates import spatial_coordinates
+from powerpool import _renamed, curves, integrations, nn, solvers
 from powerpool.curves import FAHDP, HDP, AsinhE, Curve, Gamma, MaxExp, SigmE, SignedMaxExp
 from powerpool.functional import elementwise, first_order_pool, gram_factor, second_order_pool, spectral
-from powerpool.moments import autocorrelation, segment_autocorrelation
+from powerpool.moments import autocorrelation, segment_autocorrelation, spatial_coordinates
 from powerpool.solvers import GramFactor, SolverChoice, select_solver
 from powerpool.vectorize import from_vector, to_vector
 
 __version__ = "0.1.0"
+
+_renamed.install()
 
 __all__ = [
     "FAHDP",

@@ -2,7 +2,7 @@
 
 import sys
 
-from powerpool.cli import main
+from powerpool.cli.main import main
 
 if __name__ == "__main__":
     sys.exit(main())

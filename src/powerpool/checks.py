@@ -1,7 +1,4 @@
-"""Checks of shapes, dtypes and values, and the errors they raise.
-
-A leaf of the import graph: it knows tensors and nothing else of the library. Every error says what was given, what is
-needed and what to do about it, and subclasses ``ValueError`` or ``TypeError``.
+"""Checks of the shapes, dtypes and values of tensors.
 
 Checks of shapes and dtypes are always on: they read no tensor data. Checks of *values* read data, and so would force a
 device to synchronise; :func:`values_are_checked` decides whether they run.
@@ -9,15 +6,15 @@ device to synchronise; :func:`values_are_checked` decides whether they run.
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable
+import warnings
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
-MANY = 20
-"""Names that a message lists; of more it shows the nearest."""
+from powerpool import errors
+from powerpool.errors import ArgumentError, DomainError, DTypeError, NotFiniteError, ShapeError
 
 
 def round_off(dtype: torch.dtype) -> float:
@@ -27,49 +24,6 @@ def round_off(dtype: torch.dtype) -> float:
     often come from float32 features, and are float64 only in name.
     """
     return max(1e-5, torch.finfo(dtype).eps)
-
-
-class PowerPoolError(Exception):
-    """Base of every error that powerpool raises on purpose."""
-
-
-class ShapeError(PowerPoolError, ValueError):
-    """A tensor has the wrong number or size of dimensions."""
-
-
-class DTypeError(PowerPoolError, TypeError):
-    """A tensor has a dtype that the operator cannot compute with."""
-
-
-class ArgumentError(PowerPoolError, ValueError):
-    """An argument is outside its range, or contradicts another argument."""
-
-
-class UnknownNameError(PowerPoolError, ValueError):
-    """A name is not among the choices; the message lists them, or the nearest of them where there are many."""
-
-    is_cut: bool = False
-    """Whether the message lists only some of the choices."""
-
-
-class DomainError(PowerPoolError, ValueError):
-    """A value lies outside the domain of the curve, or is NaN or infinite."""
-
-
-class NotFiniteError(DomainError):
-    """A tensor contains NaN or infinity."""
-
-
-class NotSymmetricError(PowerPoolError, ValueError):
-    """A matrix differs from its transpose by more than round-off."""
-
-
-class DoubleBackwardError(PowerPoolError, RuntimeError, ValueError):
-    """A second derivative was asked of an operator that has none; better than a wrong one."""
-
-
-class NotPositiveError(DomainError):
-    """A matrix has negative eigenvalues beyond round-off, or a trace that cannot normalise it."""
 
 
 def values_are_checked(tensor: Tensor, check: bool | None) -> bool:
@@ -193,30 +147,6 @@ def require_finite(tensor: Tensor, name: str) -> None:
         )
 
 
-def require_choice(value: str, choices: Iterable[str], what: str) -> None:
-    """Refuse a name that is not among ``choices``, and list them, or those that are nearest where there are many.
-
-    Example:
-        >>> require_choice("maxep", ["gamma", "maxexp"], "curve")
-        Traceback (most recent call last):
-        powerpool.checks.UnknownNameError: Unknown curve 'maxep': choose one of 'gamma', 'maxexp'.
-    """
-    options = list(choices)
-    if value not in options:
-        shown = options if len(options) <= MANY else _nearest(value, options)
-        listed = ", ".join(repr(option) for option in shown)
-        some = "choose one of" if shown is options else f"the nearest of {len(options)} names are"
-        error = UnknownNameError(f"Unknown {what} {value!r}: {some} {listed}.")
-        error.is_cut = shown is not options
-        raise error
-
-
-def _nearest(value: str, names: list[str]) -> list[str]:
-    """The three names that are most like a text, capitals aside."""
-    like = {name: difflib.SequenceMatcher(None, value[:100].lower(), name.lower()).ratio() for name in names}
-    return sorted(names, key=lambda name: -like[name])[:3]
-
-
 def require_beta(beta: float) -> None:
     """Refuse a centering strength outside ``[0, 1]``."""
     if not 0.0 <= beta <= 1.0:
@@ -243,7 +173,7 @@ def require_at_least(least: float, group: str, **values: float) -> None:
     Example:
         >>> require_at_least(1, "training", epochs=0)
         Traceback (most recent call last):
-        powerpool.checks.ArgumentError: training.epochs must be at least 1 (got 0).
+        powerpool.errors.ArgumentError: training.epochs must be at least 1 (got 0).
     """
     for name, value in values.items():
         if not value >= least:
@@ -255,3 +185,12 @@ def require_above(bound: float, group: str, **values: float) -> None:
     for name, value in values.items():
         if not value > bound:
             raise ArgumentError(f"{group}{'.' if group else ''}{name} must be above {bound} (got {value}).")
+
+
+def __getattr__(name: str) -> Any:
+    # Error classes were defined here in version 0.1.
+    found = getattr(errors, name, None)
+    if not isinstance(found, type):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    warnings.warn(f"{__name__}.{name} is now powerpool.errors.{name}.", DeprecationWarning, stacklevel=2)
+    return found

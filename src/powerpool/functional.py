@@ -22,8 +22,6 @@ from torch import Tensor
 
 from powerpool import curves, solvers
 from powerpool.checks import (
-    ArgumentError,
-    require_choice,
     require_features,
     require_finite,
     require_mask,
@@ -33,18 +31,13 @@ from powerpool.checks import (
     zero_or_nan,
 )
 from powerpool.curves import Curve
-from powerpool.divisions import trace_of
-from powerpool.moments import count, kept
-from powerpool.normalize import (
-    Terms,
-    inside_domain,
-    make_terms,
-    require_symmetric,
-    require_trace,
-)
-from powerpool.precision import at_least_float32, without_autocast
-from powerpool.products import symmetrize
-from powerpool.sets import Sets, prepare
+from powerpool.errors import ArgumentError, require_choice
+from powerpool.linalg.precision import at_least_float32, without_autocast
+from powerpool.linalg.products import symmetrize
+from powerpool.linalg.trace import trace_of
+from powerpool.moments.dense import count, kept
+from powerpool.moments.sets import Sets, prepare
+from powerpool.normalize import Terms, inside_domain, make_terms, require_symmetric, require_trace
 from powerpool.solvers import Gram, GramFactor, Solver, select_solver
 from powerpool.solvers.geometric import geometric_pool
 from powerpool.solvers.gram import whole_power

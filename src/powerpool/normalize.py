@@ -8,21 +8,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from powerpool.checks import (
-    ArgumentError,
-    DomainError,
-    NotFiniteError,
-    NotPositiveError,
-    NotSymmetricError,
-    nan_unless_finite,
-    require_eps,
-    require_finite,
-    round_off,
-)
+from powerpool.checks import nan_unless_finite, require_eps, require_finite, round_off
 from powerpool.curves import Curve
-from powerpool.divisions import energy_of, features_by_trace, matrix_by_trace, product_by_trace, trace_of
-from powerpool.products import self_product
-from powerpool.sets import Sets
+from powerpool.errors import ArgumentError, DomainError, NotFiniteError, NotPositiveError, NotSymmetricError
+from powerpool.linalg.products import self_product
+from powerpool.linalg.trace import energy_of, features_by_trace, matrix_by_trace, product_by_trace, trace_of
+from powerpool.moments.sets import Sets
 
 
 class Divided(NamedTuple):

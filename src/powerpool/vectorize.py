@@ -7,8 +7,9 @@ import math
 import torch
 from torch import Tensor
 
-from powerpool.checks import ShapeError, require_floating, require_square
-from powerpool.precision import at_least_float32
+from powerpool.checks import require_floating, require_square
+from powerpool.errors import ShapeError
+from powerpool.linalg.precision import at_least_float32
 
 
 def to_vector(matrix: Tensor) -> Tensor:

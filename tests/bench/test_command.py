@@ -14,8 +14,9 @@ from powerpool.bench import command, launch, record
 from powerpool.bench.command import BenchOptions, suite_cases
 from powerpool.bench.runner import Effort, run_case
 from powerpool.bench.targets import TARGETS
-from powerpool.cli import main
-from powerpool.locks import LockedError, locked
+from powerpool.cli.main import main
+from powerpool.errors import LockedError
+from powerpool.files import locked
 from tests.bench import samples
 
 POWERPOOL = Path(sys.executable).with_name("powerpool")

@@ -9,8 +9,8 @@ from powerpool.bench import episodes
 from powerpool.bench.case import BenchCase
 from powerpool.bench.runner import Effort, run_case
 from powerpool.bench.timing import Stopwatch
-from powerpool.pipelines.fewshot.config import ModelConfig
-from powerpool.pipelines.fewshot.model import make_network
+from powerpool.tasks.fewshot.config import ModelConfig
+from powerpool.tasks.fewshot.model import make_network
 
 
 @pytest.fixture(scope="module")

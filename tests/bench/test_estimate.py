@@ -15,8 +15,8 @@ from powerpool.bench import estimate as module
 from powerpool.bench.counts import count
 from powerpool.bench.estimate import GPUS, Device, Estimate, estimate, factored_flops, measured_days, table
 from powerpool.bench.training import RESNET_50, make_resnet
-from powerpool.checks import ArgumentError, UnknownNameError
-from powerpool.records import read_json
+from powerpool.errors import ArgumentError, UnknownNameError
+from powerpool.files import read_json
 
 ROOT = Path(__file__).parents[2]
 RECORDS = ROOT / "results" / "bench"

@@ -10,8 +10,7 @@ import pytest
 from powerpool.bench import publish, record
 from powerpool.bench.publish import PublishOptions
 from powerpool.bench.targets import TARGETS
-from powerpool.checks import ArgumentError
-from powerpool.records import RecordError
+from powerpool.errors import ArgumentError, RecordError
 from tests.bench import samples
 
 RESULTS = Path(__file__).parents[2] / "results" / "bench"

@@ -12,7 +12,7 @@ from powerpool.bench import plots, record, solvers
 from powerpool.bench.case import Skipped
 from powerpool.bench.fits import fit_line, fits
 from powerpool.bench.targets import TARGETS, limits, outcomes
-from powerpool.records import write_json
+from powerpool.files import write_json
 from powerpool.solvers import select
 from tests.bench import samples
 

@@ -19,13 +19,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from powerpool import cli
 from powerpool.bench import command, launch
 from powerpool.bench.command import suite_cases
-from powerpool.cli import COMMANDS, main
-from powerpool.experiments import report, runner
-from powerpool.pipelines.fewshot.methods import METHODS
-from powerpool.pipelines.vision import export
+from powerpool.cli import main as cli
+from powerpool.cli.main import COMMANDS, main
+from powerpool.report import report
+from powerpool.runs import scheduler as runner
+from powerpool.tasks.fewshot.methods import METHODS
+from powerpool.tasks.vision import export
 from tests.bench import samples
 from tests.experiments.threads import Threads
 from tests.pipelines.fewshot.samples import write_folder
@@ -263,7 +264,7 @@ def test_an_interrupt_says_how_to_go_on(monkeypatch, place):
     def stop(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("powerpool.pipelines.graph.commands.choose", stop)
+    monkeypatch.setattr("powerpool.tasks.graph.commands.choose", stop)
     code, _, err = call(*words_of("train graph"))
     assert code == 130
     assert err.endswith("interrupted. What is done is kept: the same command goes on from there.\n")

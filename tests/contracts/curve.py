@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 from mpmath import mpf
 from torch import Tensor, nn
 
-from powerpool.checks import ArgumentError, DTypeError
 from powerpool.curves import Curve, IntegerPower
+from powerpool.errors import ArgumentError, DTypeError
 from tests.tolerances import ULPS, tolerance
 
 DTYPES = (torch.float32, torch.float64)

@@ -11,8 +11,8 @@ import torch
 from mpmath import ceil, e, exp, floor, log, mpf, nint, sqrt
 
 import powerpool as pp
-from powerpool.checks import UnknownNameError
 from powerpool.curves import IntegerPower
+from powerpool.errors import UnknownNameError
 from tests.contracts.curve import CurveContract
 
 

@@ -10,7 +10,7 @@ import torch
 
 import powerpool as pp
 from powerpool import curves
-from powerpool.checks import ArgumentError, DTypeError, UnknownNameError
+from powerpool.errors import ArgumentError, DTypeError, UnknownNameError
 
 EXPECTED = {
     "gamma": pp.Gamma,

@@ -16,11 +16,10 @@ from hypothesis import strategies as st
 from PIL import Image
 from torch import Tensor
 
-from powerpool.checks import ArgumentError, DTypeError, ShapeError, UnknownNameError
 from powerpool.data import ImageError, ImageSplit, PictureBank, banks, read_bank
 from powerpool.data.images import ImageIndexError
-from powerpool.locks import LockedError, locked
-from powerpool.records import RecordError
+from powerpool.errors import ArgumentError, DTypeError, LockedError, RecordError, ShapeError, UnknownNameError
+from powerpool.files import locked
 from tests.data_sets.picture_sets import encoded, noise
 
 SIZES = [(12, 10), (7, 20), (9, 9), (30, 8), (8, 8), (11, 16), (10, 12)]

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from powerpool.checks import ArgumentError, UnknownNameError
 from powerpool.data import Crops, ImageError
+from powerpool.errors import ArgumentError, UnknownNameError
 from tests.data_sets.picture_sets import noise
 
 COUNTS = (1, 2, 5, 6, 10, 12)

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
-from powerpool.checks import PowerPoolError
 from powerpool.data import DataError, MissingDataError, load_graphs
 from powerpool.data.tu_format import TuFiles, read_tables
+from powerpool.errors import PowerPoolError
 from tests.data_sets.tu_sets import TINY, texts, write_folder, write_zip
 
 CONTENT = texts(TINY)

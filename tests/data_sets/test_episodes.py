@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from powerpool.checks import ArgumentError, DTypeError, PowerPoolError, ShapeError
 from powerpool.data import Episode, EpisodeError, Episodes
+from powerpool.errors import ArgumentError, DTypeError, PowerPoolError, ShapeError
 
 
 def bank_targets(members: list[int], seed: int = 0) -> Tensor:

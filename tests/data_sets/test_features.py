@@ -15,9 +15,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from powerpool.checks import DTypeError, ShapeError
 from powerpool.data.features import MAPS, STORE, FeatureStore, store_key
-from powerpool.records import RecordError
+from powerpool.errors import DTypeError, RecordError, ShapeError
 
 FACTS = {"net": "a", "crops": {"size": 8}}
 SHAPE = (2, 3)

@@ -14,7 +14,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from powerpool.checks import ArgumentError, PowerPoolError, UnknownNameError
 from powerpool.data import (
     ClassCut,
     DataError,
@@ -29,6 +28,7 @@ from powerpool.data.fewshot import CUTS, EXHIBITIONS, OPEN_MIC_PAIRS, OPEN_MIC_P
 from powerpool.data.image_hub import HubSet
 from powerpool.data.image_layouts import Labelled, arrange
 from powerpool.data.pictures import read_image
+from powerpool.errors import ArgumentError, PowerPoolError, UnknownNameError
 from tests.data import require_data
 from tests.data_sets.picture_sets import files, flat, picture, write_folder, write_zip
 

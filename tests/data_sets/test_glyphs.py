@@ -16,10 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from powerpool.checks import ArgumentError, UnknownNameError
 from powerpool.data import Episodes, FewShotSet, glyphs, load_fewshot, load_images
 from powerpool.data.glyphs import ALPHABETS, DRAWINGS, GRID, LETTERS, Stroke, draw, glyphs_folder, letters, style
-from powerpool.records import RecordError
+from powerpool.errors import ArgumentError, RecordError, UnknownNameError
 from tests.data_sets.picture_sets import flat, write_folder
 
 LETTER = st.tuples(st.integers(0, ALPHABETS - 1), st.integers(0, LETTERS - 1))

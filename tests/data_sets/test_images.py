@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
-from powerpool.checks import ArgumentError, ShapeError, UnknownNameError
 from powerpool.data import (
     Crops,
     ImageDataset,
@@ -27,6 +26,7 @@ from powerpool.data import (
 )
 from powerpool.data.image_layouts import Labelled
 from powerpool.data.images import cut
+from powerpool.errors import ArgumentError, ShapeError, UnknownNameError
 from tests.data_sets.picture_sets import claims, encoded, flat, noise, picture, split_set, write_folder
 
 

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from powerpool.checks import ArgumentError
 from powerpool.data import DataError, ImageError, Limits, read_image
+from powerpool.errors import ArgumentError
 from tests.data_sets.picture_sets import claims, encoded, noise, picture
 
 PIXELS = np.asarray(noise(9, 7))

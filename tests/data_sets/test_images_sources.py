@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from powerpool.checks import UnknownNameError
 from powerpool.data import (
     DataError,
     ImageError,
@@ -25,7 +24,8 @@ from powerpool.data import (
     load_images,
     read_image,
 )
-from powerpool.locks import locked
+from powerpool.errors import UnknownNameError
+from powerpool.files import locked
 from tests.data_sets.picture_sets import encoded, flat, noise, picture, split_set, write_folder, write_zip
 
 

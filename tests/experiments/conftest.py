@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from powerpool.experiments import runner
+from powerpool.runs import scheduler as runner
 from tests.experiments.threads import Threads
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from powerpool.pipelines.spectra import ranks
-from powerpool.records import RunRecord
+from powerpool.runs.record import RunRecord
+from powerpool.tasks.spectra import ranks
 from tests.experiments import runs
 
 CLASSES = ("cat", "dog", "owl")

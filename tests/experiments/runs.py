@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from powerpool.records import RunRecord
+from powerpool.runs.record import RunRecord
 
 ENVIRONMENT = {
     "processor": "a machine",

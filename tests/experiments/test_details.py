@@ -12,9 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from powerpool.experiments import detail_plots, details, tables
-from powerpool.experiments.report import write_report
-from powerpool.records import RecordError, RunRecord
+from powerpool.errors import RecordError
+from powerpool.report import detail_plots, details, tables
+from powerpool.report.report import write_report
+from powerpool.runs.record import RunRecord
 from tests.experiments import detailed, runs
 
 TEXT = "{http://www.w3.org/2000/svg}text"

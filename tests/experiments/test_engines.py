@@ -18,13 +18,12 @@ from pathlib import Path
 
 import pytest
 
-from powerpool.checks import ArgumentError, UnknownNameError
-from powerpool.cli import main
-from powerpool.experiments import engines
-from powerpool.experiments.engines import DeathError, Engine, EngineError, EngineOptions, Orders, run_alone
-from powerpool.experiments.runner import WORKER_VARIABLES, UnitError, run_units
-from powerpool.locks import LockedError
-from powerpool.records import RunRecord
+from powerpool.cli.main import main
+from powerpool.errors import ArgumentError, LockedError, UnknownNameError
+from powerpool.runs import engines
+from powerpool.runs.engines import DeathError, Engine, EngineError, EngineOptions, Orders, run_alone
+from powerpool.runs.record import RunRecord
+from powerpool.runs.scheduler import WORKER_VARIABLES, UnitError, run_units
 from tests.experiments.test_runner import (
     PATIENCE,
     SIX_RESULTS,

@@ -8,16 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from powerpool.checks import PowerPoolError
-from powerpool.cli import main
-from powerpool.configs import read_recipe, recipe_names
-from powerpool.experiments import fewshot, report, runner
-from powerpool.experiments.report import read_records
-from powerpool.pipelines.fewshot import evaluation
-from powerpool.pipelines.fewshot.config import EpisodeConfig, FewShotConfig
-from powerpool.pipelines.fewshot.methods import METHODS
-from powerpool.pipelines.fewshot.runs import load_run
-from powerpool.records import RunRecord
+from powerpool.cli import reproduce_fewshot as fewshot
+from powerpool.cli.main import main
+from powerpool.errors import PowerPoolError
+from powerpool.report import report
+from powerpool.report.report import read_records
+from powerpool.runs import scheduler as runner
+from powerpool.runs.config import read_recipe, recipe_names
+from powerpool.runs.record import RunRecord
+from powerpool.tasks.fewshot import evaluation
+from powerpool.tasks.fewshot.config import EpisodeConfig, FewShotConfig
+from powerpool.tasks.fewshot.methods import METHODS
+from powerpool.tasks.fewshot.runs import load_run
 from tests.experiments.threads import Threads
 from tests.pipelines.fewshot.samples import write_folder
 
@@ -145,7 +147,7 @@ def test_a_training_that_was_stopped_goes_on(tmp_path, own, small, monkeypatch):
     (result,) = (tmp_path / "trainings").rglob("result.json")
     before = by_name(tmp_path)
     result.unlink()
-    monkeypatch.setattr("powerpool.pipelines.fewshot.training.Training._step", None)
+    monkeypatch.setattr("powerpool.tasks.fewshot.training.Training._step", None)
     assert reproduce(tmp_path, small, "--data", own, "--methods", "SoSN(x)") == 0
     key = ("bars", "SoSN(x)", "2-way-1-shot")
     assert by_name(tmp_path)[key].folds[0]["right_by_episode"] == before[key].folds[0]["right_by_episode"]

@@ -13,11 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from powerpool.cli import main
-from powerpool.experiments import graph, provenance, runner
-from powerpool.experiments.report import read_records
-from powerpool.pipelines.graph import evaluation
-from powerpool.records import RunRecord, environment
+from powerpool.cli import reproduce_graph as graph
+from powerpool.cli.main import main
+from powerpool.report.report import read_records
+from powerpool.runs import provenance
+from powerpool.runs import scheduler as runner
+from powerpool.runs.environment import environment
+from powerpool.runs.record import RunRecord
+from powerpool.tasks.graph import evaluation
 from tests.experiments.threads import Threads
 from tests.pipelines.graph.samples import rings_and_stars, small_config, write_own_set
 
@@ -303,7 +306,7 @@ def test_kill_9_costs_the_folds_in_progress_and_the_number_of_jobs_changes_nothi
 
 
 def test_a_second_command_in_the_same_folder_is_refused(tmp_path, capsys):
-    from powerpool.locks import locked
+    from powerpool.files import locked
 
     with locked(tmp_path):
         assert reproduce(tmp_path, "--quick") == 2

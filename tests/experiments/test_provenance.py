@@ -5,16 +5,10 @@ from __future__ import annotations
 import pytest
 
 import powerpool
-from powerpool.experiments import provenance
-from powerpool.experiments.provenance import (
-    code_digest,
-    fingerprint,
-    guarded,
-    origin_of,
-    with_origin,
-    without_origin,
-)
-from powerpool.records import RecordError, environment
+from powerpool.errors import RecordError
+from powerpool.runs import provenance
+from powerpool.runs.environment import environment
+from powerpool.runs.provenance import code_digest, fingerprint, guarded, origin_of, with_origin, without_origin
 
 START = {**environment(), "commit": "now", "dirty": False, "time": "2026-03-01", "threads": 8, "variables": {}}
 

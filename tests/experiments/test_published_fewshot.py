@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from powerpool.configs import read_recipe
-from powerpool.experiments.fewshot import MORE_SHOTS, ONE_SHOT, PRETRAINING, StudyConfig, with_method
-from powerpool.experiments.report import read_records, record_path, write_report
-from powerpool.experiments.tables import MISSING, accuracies
-from powerpool.experiments.tables.formats import p_text
-from powerpool.pipelines.fewshot.config import FewShotConfig
-from powerpool.pipelines.fewshot.evaluation import PLACES
-from powerpool.statistics import paired_test, summarize
+from powerpool.cli.reproduce_fewshot import MORE_SHOTS, ONE_SHOT, PRETRAINING, StudyConfig, with_method
+from powerpool.report.report import read_records, record_path, write_report
+from powerpool.report.tables import MISSING, accuracies
+from powerpool.report.tables.formats import p_text
+from powerpool.runs.compare import paired_test, summarize
+from powerpool.runs.config import read_recipe
+from powerpool.tasks.fewshot.config import FewShotConfig
+from powerpool.tasks.fewshot.evaluation import PLACES
 
 ROOT = Path(__file__).parents[2]
 RESULTS, STUDY = ROOT / "results/fewshot", ROOT / "results/fewshot-pretraining"

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from powerpool.configs import read_recipe
-from powerpool.experiments.report import read_records, record_path, write_report
-from powerpool.experiments.tables import right_pictures
-from powerpool.experiments.vision import NOT_FROZEN, PLACES, PROTOCOLS
-from powerpool.pipelines.vision.config import VisionConfig
-from powerpool.pipelines.vision.methods import METHODS
-from powerpool.statistics import mcnemar
+from powerpool.cli.reproduce_vision import NOT_FROZEN, PLACES, PROTOCOLS
+from powerpool.report.report import read_records, record_path, write_report
+from powerpool.report.tables import right_pictures
+from powerpool.runs.compare import mcnemar
+from powerpool.runs.config import read_recipe
+from powerpool.tasks.vision.config import VisionConfig
+from powerpool.tasks.vision.methods import METHODS
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "results/vision"

@@ -16,12 +16,12 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from powerpool.checks import ArgumentError
-from powerpool.experiments import document, report, tables
-from powerpool.experiments.plots import mean_curve
-from powerpool.experiments.report import ReportOptions, read_records, record_path, write_report
-from powerpool.options import parse
-from powerpool.records import RecordError, RunRecord
+from powerpool.cli.options import parse
+from powerpool.errors import ArgumentError, RecordError
+from powerpool.report import document, report, tables
+from powerpool.report.plots import mean_curve
+from powerpool.report.report import ReportOptions, read_records, record_path, write_report
+from powerpool.runs.record import RunRecord
 from tests.experiments import runs
 
 DASH = "\N{EN DASH}"

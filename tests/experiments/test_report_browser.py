@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from browser import Browser, Page
-from powerpool.experiments.report import write_report
+from powerpool.report.report import write_report
 from tests.experiments import detailed
 
 SECTIONS = {"Training curves", "Test episodes", "Confusion", "Spectra", "Configuration", "How to reproduce"}

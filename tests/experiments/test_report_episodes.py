@@ -15,12 +15,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from powerpool.experiments import report, tables
-from powerpool.experiments.plots import draw_curves, draw_values, mean_curve
-from powerpool.experiments.report import record_path, write_report
-from powerpool.experiments.tables import Group, order_findings, right_by_episode
-from powerpool.pipelines.fewshot.methods import METHODS
-from powerpool.records import RecordError, RunRecord
+from powerpool.errors import RecordError
+from powerpool.report import report, tables
+from powerpool.report.plots import draw_curves, draw_values, mean_curve
+from powerpool.report.report import record_path, write_report
+from powerpool.report.tables import Group, order_findings, right_by_episode
+from powerpool.runs.record import RunRecord
+from powerpool.tasks.fewshot.methods import METHODS
 from tests.experiments import runs
 from tests.experiments.test_report import rows
 

@@ -15,13 +15,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from powerpool.experiments import report, tables
-from powerpool.experiments.plots import draw_curves, draw_sweep, draw_values
-from powerpool.experiments.report import ReportOptions, record_path, write_report
-from powerpool.experiments.tables import Group, order_findings, right_pictures
-from powerpool.pipelines.vision.methods import METHODS
-from powerpool.records import RecordError, RunRecord
-from powerpool.statistics import mcnemar
+from powerpool.errors import RecordError
+from powerpool.report import report, tables
+from powerpool.report.plots import draw_curves, draw_sweep, draw_values
+from powerpool.report.report import ReportOptions, record_path, write_report
+from powerpool.report.tables import Group, order_findings, right_pictures
+from powerpool.runs.compare import mcnemar
+from powerpool.runs.record import RunRecord
+from powerpool.tasks.vision.methods import METHODS
 from tests.experiments import runs
 from tests.experiments.test_report import HOSTILE, Page, rows
 

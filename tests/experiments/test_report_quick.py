@@ -9,11 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from powerpool.configs import recipe_names
-from powerpool.experiments import fewshot, graph, report, vision
-from powerpool.experiments.quick import NOTE, as_quick, is_quick, is_quick_recipe, warning
-from powerpool.experiments.report import PAGES, conclude, is_current, read_records, record_path, write_report
-from powerpool.records import RunRecord
+from powerpool.cli import reproduce_fewshot as fewshot
+from powerpool.cli import reproduce_graph as graph
+from powerpool.cli import reproduce_vision as vision
+from powerpool.report import report
+from powerpool.report.report import PAGES, conclude, is_current, read_records, record_path, write_report
+from powerpool.runs.config import recipe_names
+from powerpool.runs.quick import NOTE, as_quick, is_quick, is_quick_recipe, warning
+from powerpool.runs.record import RunRecord
 from tests.experiments import runs
 from tests.experiments.test_report_episodes import RECORDS as EPISODES
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from powerpool.experiments.document import Code, Items, Table, markdown
-from powerpool.experiments.reproduction import reproduction
-from powerpool.records import RunRecord
+from powerpool.report.document import Code, Items, Table, markdown
+from powerpool.report.reproduction import reproduction
+from powerpool.runs.record import RunRecord
 from tests.experiments import runs
 
 

@@ -24,13 +24,12 @@ import pytest
 import torch
 from rich.console import Console
 
-from powerpool import processes
-from powerpool.checks import ArgumentError, PowerPoolError
 from powerpool.console import governed, setting
-from powerpool.experiments import progress, runner
-from powerpool.experiments.runner import UnexpectedUnitError, Unit, UnitError, run_units
-from powerpool.locks import LockedError
-from powerpool.records import RecordError, write_json
+from powerpool.errors import ArgumentError, LockedError, PowerPoolError, RecordError
+from powerpool.files import write_json
+from powerpool.runs import processes, progress
+from powerpool.runs import scheduler as runner
+from powerpool.runs.scheduler import UnexpectedUnitError, Unit, UnitError, run_units
 from tests.experiments.threads import Threads
 
 PATIENCE = 60  # seconds: no test is about time, and none waits for ever

@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from powerpool.checks import PowerPoolError
-from powerpool.cli import main
-from powerpool.experiments import runner, sweep
-from powerpool.experiments.sweep import PAPER, STUDIES, SweepOptions
-from powerpool.pipelines.vision import evaluation
-from powerpool.pipelines.vision.config import VisionConfig, grid_names
-from powerpool.pipelines.vision.extraction import open_features
+from powerpool.cli import sweep
+from powerpool.cli.main import main
+from powerpool.cli.sweep import PAPER, STUDIES, SweepOptions
+from powerpool.errors import PowerPoolError
+from powerpool.runs import scheduler as runner
+from powerpool.tasks.vision import evaluation
+from powerpool.tasks.vision.config import VisionConfig, grid_names
+from powerpool.tasks.vision.extraction import open_features
 from tests.experiments.threads import Threads
 from tests.pipelines.vision.samples import use_tiny, write_pictures
 

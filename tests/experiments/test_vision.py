@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from powerpool.checks import ArgumentError, PowerPoolError
-from powerpool.cli import main
-from powerpool.experiments import runner, vision
-from powerpool.experiments.report import read_records
-from powerpool.pipelines.vision import evaluation, extraction
-from powerpool.pipelines.vision.extraction import open_features
-from powerpool.records import RunRecord
+from powerpool.cli import reproduce_vision as vision
+from powerpool.cli.main import main
+from powerpool.errors import ArgumentError, PowerPoolError
+from powerpool.report.report import read_records
+from powerpool.runs import scheduler as runner
+from powerpool.runs.record import RunRecord
+from powerpool.tasks.vision import evaluation, extraction
+from powerpool.tasks.vision.extraction import open_features
 from tests.experiments.threads import Threads
 from tests.pipelines.vision.samples import tiny_backbone, use_tiny, write_pictures
 

@@ -13,8 +13,8 @@ import torch
 
 import powerpool as pp
 from browser import Browser, Page, find_chromium
-from powerpool.explore import RunSpectra, spectra_of, write_page
-from powerpool.inspect import Inspection, inspect_features
+from powerpool.analysis import Inspection, inspect_features
+from powerpool.analysis.explorer import RunSpectra, spectra_of, write_page
 
 HOSTILE = "</script><script>window.hacked = 1</script><img src=x onerror='window.hacked = 1'>&amp;\"'<!--data-->"
 
@@ -85,6 +85,8 @@ def javascript(request: pytest.FixtureRequest) -> Iterator[Callable[[str], Any]]
 
 
 def _in_node(node: str, expression: str) -> Any:
-    formulas = resources.files("powerpool.explore").joinpath("assets", "formulas.js").read_text(encoding="utf-8")
+    formulas = (
+        resources.files("powerpool.analysis.explorer").joinpath("assets", "formulas.js").read_text(encoding="utf-8")
+    )
     script = f"{formulas};\nconsole.log(JSON.stringify({expression}));"
     return json.loads(subprocess.run([node, "-"], input=script, capture_output=True, text=True, check=True).stdout)

@@ -14,10 +14,10 @@ from scipy import stats
 import powerpool as pp
 from browser import Browser, Page
 from powerpool import theory
-from powerpool.explore import RunSpectra
-from powerpool.inspect import Inspection
-from powerpool.inspect.measures import effective_rank
-from powerpool.pipelines.spectra import shares
+from powerpool.analysis import Inspection
+from powerpool.analysis.explorer import RunSpectra
+from powerpool.analysis.measures import effective_rank
+from powerpool.tasks.spectra import shares
 
 
 def traces(page: Page, plot: str) -> list[dict[str, Any]]:

@@ -12,8 +12,8 @@ from scipy import stats
 
 import powerpool as pp
 from powerpool import theory
-from powerpool.inspect.measures import effective_rank
-from powerpool.pipelines.spectra import shares
+from powerpool.analysis.measures import effective_rank
+from powerpool.tasks.spectra import shares
 
 RELATIVE = 1e-9
 Script = Callable[[str], Any]

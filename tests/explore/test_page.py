@@ -14,12 +14,11 @@ import pytest
 import torch
 
 import powerpool as pp
-from powerpool.checks import ArgumentError
-from powerpool.explore import RunSpectra, command, make_page, spectra_of
-from powerpool.explore.command import ExploreOptions
-from powerpool.explore.page import json_in_html
-from powerpool.inspect import Inspection, inspect_features
-from powerpool.records import RecordError
+from powerpool.analysis import Inspection, inspect_features
+from powerpool.analysis.explorer import RunSpectra, command, make_page, spectra_of
+from powerpool.analysis.explorer.command import ExploreOptions
+from powerpool.analysis.explorer.page import json_in_html
+from powerpool.errors import ArgumentError, RecordError
 from tests.inspection.foreign import Straight
 
 

@@ -10,13 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from powerpool import options
-from powerpool.checks import ArgumentError, UnknownNameError
+from powerpool.cli import options
 from powerpool.console import governed
+from powerpool.errors import ArgumentError, RecordError, UnknownNameError
 from powerpool.figures.command import FiguresOptions, run
 from powerpool.figures.registry import FIGURES
 from powerpool.figures.sources import MissingRecordError
-from powerpool.records import RecordError
 from tests.figures.test_measured import bench_record, open_mic_records, sweep_record
 
 PAGE = Path(__file__).parents[2] / "docs" / "figures.md"
@@ -117,7 +116,7 @@ def test_curves_and_bounds_need_nothing_of_the_pipeline_of_pictures():
         "from powerpool.figures import command\n"
         "from powerpool.figures.registry import make_figure\n"
         "assert make_figure('hdp').panels and make_figure('variance').panels\n"
-        "print([name for name in sys.modules if name.startswith('powerpool.pipelines.vision')])\n"
+        "print([name for name in sys.modules if name.startswith('powerpool.tasks.vision')])\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"

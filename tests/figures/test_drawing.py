@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.figure import Figure
 
-from powerpool import plotting
-from powerpool.checks import ShapeError
+from powerpool.errors import ShapeError
 from powerpool.figures import drawing
 from powerpool.figures.data import Axis, FigureData, Line, Mark, Panel, linear, logarithmic
 from powerpool.figures.drawing import draw, typeset, write_figure
 from powerpool.figures.registry import make_figure
+from powerpool.report import drawing as plotting
 from tests.figures import tables
 
 

@@ -12,19 +12,19 @@ import pytest
 import torch
 from scipy import stats
 
-from powerpool import options
-from powerpool.cli import COMMANDS
+from powerpool.cli import options, sweep
+from powerpool.cli.main import COMMANDS
+from powerpool.cli.reproduce_fewshot import ReproduceFewShotOptions
+from powerpool.cli.sweep import SCHEMA, SweepOptions
 from powerpool.data.features import FeatureStore
-from powerpool.experiments import sweep
-from powerpool.experiments.fewshot import ReproduceFewShotOptions
-from powerpool.experiments.quick import as_quick
-from powerpool.experiments.report import record_path
-from powerpool.experiments.sweep import SCHEMA, SweepOptions
+from powerpool.errors import RecordError
 from powerpool.figures.measured import open_mic_command, sweep_command
 from powerpool.figures.registry import make_figure
 from powerpool.figures.sources import MissingRecordError, Sources, spectrum
-from powerpool.pipelines.vision.config import PoolConfig, VisionConfig
-from powerpool.records import RecordError, RunRecord
+from powerpool.report.report import record_path
+from powerpool.runs.quick import as_quick
+from powerpool.runs.record import RunRecord
+from powerpool.tasks.vision.config import PoolConfig, VisionConfig
 from tests.bench import samples
 from tests.experiments.runs import ENVIRONMENT
 

@@ -16,18 +16,18 @@ from pathlib import Path
 import torch
 
 from powerpool.bench.record import load as load_bench
-from powerpool.checkpoints import load_state, save_state
-from powerpool.checks import PowerPoolError
-from powerpool.configs import read_recipe, to_yaml
 from powerpool.data import Limits, Splits, load_graphs, load_images, read_image
 from powerpool.data.features import FeatureStore
 from powerpool.data.fewshot import ClassCut, natural, open_mic
 from powerpool.data.image_layouts import arrange
 from powerpool.data.images import cut, readable
-from powerpool.pipelines.fewshot.config import FewShotConfig
-from powerpool.pipelines.graph.config import GraphConfig
-from powerpool.pipelines.vision.config import VisionConfig
-from powerpool.records import RunRecord
+from powerpool.errors import PowerPoolError
+from powerpool.runs.checkpoint import load_state, save_state
+from powerpool.runs.config import read_recipe, to_yaml
+from powerpool.runs.record import RunRecord
+from powerpool.tasks.fewshot.config import FewShotConfig
+from powerpool.tasks.graph.config import GraphConfig
+from powerpool.tasks.vision.config import VisionConfig
 from tests.bench.samples import pair
 from tests.data_sets.picture_sets import picture, split_set, write_folder, write_zip
 from tests.data_sets.tu_sets import TINY, texts

@@ -8,14 +8,14 @@ import shutil
 import pytest
 import torch
 
-from powerpool.cli import COMMANDS, main
-from powerpool.inspect import Samples, inspect_run, result, runs
-from powerpool.inspect.command import InspectOptions
-from powerpool.inspect.command import run as run_inspect
-from powerpool.inspect.runs import open_run
-from powerpool.pipelines.vision.config import PoolConfig
-from powerpool.pipelines.vision.model import SetPool
-from powerpool.records import RecordError
+from powerpool.analysis import Samples, inspect_run, result, runs
+from powerpool.analysis.command import InspectOptions
+from powerpool.analysis.command import run as run_inspect
+from powerpool.analysis.runs import open_run
+from powerpool.cli.main import COMMANDS, main
+from powerpool.errors import RecordError
+from powerpool.tasks.vision.config import PoolConfig
+from powerpool.tasks.vision.model import SetPool
 from powerpool.vectorize import to_vector
 from tests.pipelines.fewshot.samples import write_folder
 from tests.pipelines.graph.samples import rings_and_stars, write_own_set
@@ -94,7 +94,7 @@ def test_a_run_of_graphs_is_shown_and_written(graph, capsys):
 
 
 def test_the_matrices_of_a_graph_run_are_those_of_its_network(graph):
-    from powerpool.pipelines.graph.runs import load_run
+    from powerpool.tasks.graph.runs import load_run
 
     folder, which = graph["SOP+SpecMaxExpF"], Samples(samples=4, seed=3)
     source, model = open_run(folder, which), load_run(folder)
@@ -108,13 +108,13 @@ def test_the_matrices_of_a_graph_run_are_those_of_its_network(graph):
 
 
 def _graph_config():
-    from powerpool.pipelines.graph.commands import RunConfig
+    from powerpool.tasks.graph.commands import RunConfig
 
     return RunConfig
 
 
 def _fold(config, graphs):
-    from powerpool.pipelines.graph.evaluation import make_fold
+    from powerpool.tasks.graph.evaluation import make_fold
 
     return make_fold(config, graphs, config.fold)
 
@@ -208,7 +208,7 @@ def test_data_that_has_changed_is_noted(graph):
 @pytest.fixture
 def typed():
     if "inspect" not in COMMANDS:
-        pytest.skip("powerpool.cli has no command inspect")
+        pytest.skip("powerpool.cli.main has no command inspect")
 
 
 def test_typed(typed, graph, tmp_path, capsys, monkeypatch):

@@ -11,9 +11,9 @@ import torch
 from matplotlib.figure import Figure
 
 import powerpool as pp
-from powerpool.checks import ArgumentError, NotFiniteError, ShapeError, UnknownNameError
-from powerpool.inspect import FeatureSet, Gathering, inspect_features, pictures
-from powerpool.pipelines.pooling import Normalization
+from powerpool.analysis import FeatureSet, Gathering, inspect_features, pictures
+from powerpool.errors import ArgumentError, NotFiniteError, ShapeError, UnknownNameError
+from powerpool.tasks.pooling import Normalization
 from tests.inspection.foreign import Straight
 
 

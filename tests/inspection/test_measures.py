@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from powerpool.inspect.measures import (
+from powerpool.analysis.measures import (
     Repetition,
     correlations,
     effective_rank,
@@ -19,7 +19,7 @@ from powerpool.inspect.measures import (
     mean_correlation,
     participation_ratio,
 )
-from powerpool.pipelines.spectra import shares
+from powerpool.tasks.spectra import shares
 from tests.tolerances import tolerance
 
 numbers = st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=12)

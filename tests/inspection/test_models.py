@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 import powerpool as pp
-from powerpool.checks import ArgumentError, ShapeError
-from powerpool.inspect import inspect_model, result
-from powerpool.inspect.models import find_pool, sets_of
+from powerpool.analysis import inspect_model, result
+from powerpool.analysis.models import find_pool, sets_of
+from powerpool.errors import ArgumentError, ShapeError
 from powerpool.integrations.pyg import SecondOrderAggregation
-from powerpool.pipelines.pooling import normalization_of
+from powerpool.tasks.pooling import normalization_of
 from tests.tolerances import tolerance
 
 

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from scipy import special
 
 import powerpool as pp
-from powerpool.checks import ArgumentError, ShapeError
-from powerpool.inspect.result import _printed
-from powerpool.inspect.suggestion import CURVES, fahdp_time, suggest
+from powerpool.analysis.result import _printed
+from powerpool.analysis.suggestion import CURVES, fahdp_time, suggest
+from powerpool.errors import ArgumentError, ShapeError
 from powerpool.theory import eta_prime_of_eta, t_of_eta
 
 

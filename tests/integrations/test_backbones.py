@@ -26,7 +26,7 @@ from torch.testing import assert_close
 from transformers import ConvNextConfig, ConvNextForImageClassification, ResNetConfig, ResNetForImageClassification
 
 import powerpool as pp
-from powerpool.checks import ArgumentError, PowerPoolError, ShapeError, UnknownNameError
+from powerpool.errors import ArgumentError, PowerPoolError, ShapeError, UnknownNameError
 from powerpool.integrations.backbones import Backbone, BackboneError, fold_batch_norm, load_backbone, replace_pooling
 from tests.tolerances import tolerance
 

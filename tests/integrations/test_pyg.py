@@ -26,7 +26,7 @@ from torch_geometric.nn import GINConv, MessagePassing, SAGEConv, global_mean_po
 from torch_geometric.nn.aggr import Aggregation, MultiAggregation
 
 import powerpool as pp
-from powerpool.checks import ArgumentError, DomainError, DTypeError, NotFiniteError, ShapeError
+from powerpool.errors import ArgumentError, DomainError, DTypeError, NotFiniteError, ShapeError
 from powerpool.integrations.pyg import FirstOrderPowerAggregation, SecondOrderAggregation
 from tests import oracles
 from tests.data import require_data

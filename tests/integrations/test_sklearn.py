@@ -30,7 +30,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 from torch import Tensor, nn
 
 import powerpool as pp
-from powerpool.checks import ArgumentError, DomainError, ShapeError, UnknownNameError
+from powerpool.errors import ArgumentError, DomainError, ShapeError, UnknownNameError
 from powerpool.integrations.sklearn import SecondOrderPooling
 from tests import oracles
 from tests.oracles import Reference

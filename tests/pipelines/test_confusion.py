@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 from sklearn.metrics import confusion_matrix as sklearn_confusion
 
 from powerpool.data import load_graphs
-from powerpool.experiments.details import confusion_of
-from powerpool.pipelines.confusion import as_entry, confusion_matrix
-from powerpool.pipelines.graph import evaluation as graphs
-from powerpool.pipelines.graph.model import GraphClassifier
-from powerpool.records import RunRecord
+from powerpool.report.details import confusion_of
+from powerpool.runs.record import RunRecord
+from powerpool.tasks.confusion import as_entry, confusion_matrix
+from powerpool.tasks.graph import evaluation as graphs
+from powerpool.tasks.graph.model import GraphClassifier
 from tests.experiments import runs
 from tests.pipelines.graph import samples as graph_samples
 

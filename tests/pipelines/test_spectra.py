@@ -9,18 +9,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import powerpool as pp
+from powerpool.analysis import Gathering
 from powerpool.data import load_graphs
-from powerpool.inspect import Gathering
-from powerpool.pipelines.fewshot.evaluation import assess, make_training, training_model
-from powerpool.pipelines.fewshot.model import make_network, normalization
-from powerpool.pipelines.fewshot.training import ask, draw_episodes, episode_spectrum
-from powerpool.pipelines.graph import evaluation as graphs
-from powerpool.pipelines.graph.model import GraphClassifier
-from powerpool.pipelines.pooling import FeatureSet, Normalization
-from powerpool.pipelines.spectra import FEWEST, MOST, VALUES, mean_spectrum, ranks, spread_out
-from powerpool.pipelines.vision.config import PoolConfig
-from powerpool.pipelines.vision.evaluation import stored_spectrum
-from powerpool.pipelines.vision.model import SetPool
+from powerpool.tasks.fewshot.evaluation import assess, make_training, training_model
+from powerpool.tasks.fewshot.model import make_network, normalization
+from powerpool.tasks.fewshot.training import ask, draw_episodes, episode_spectrum
+from powerpool.tasks.graph import evaluation as graphs
+from powerpool.tasks.graph.model import GraphClassifier
+from powerpool.tasks.pooling import FeatureSet, Normalization
+from powerpool.tasks.spectra import FEWEST, MOST, VALUES, mean_spectrum, ranks, spread_out
+from powerpool.tasks.vision.config import PoolConfig
+from powerpool.tasks.vision.evaluation import stored_spectrum
+from powerpool.tasks.vision.model import SetPool
 from tests.pipelines.fewshot import samples as fewshot_samples
 from tests.pipelines.graph import samples as graph_samples
 

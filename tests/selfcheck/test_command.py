@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 import powerpool as pp
-from powerpool import functional, moments, solvers, vectorize
-from powerpool.cli import main
+from powerpool import functional, solvers, vectorize
+from powerpool.cli.main import main
 from powerpool.curves import CURVES
+from powerpool.moments import dense as moments
 from powerpool.selfcheck import battery, command
 from powerpool.selfcheck.battery import Battery, Case, Check, Skipped
 from powerpool.selfcheck.command import SelfcheckOptions, run

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from powerpool.products import symmetrize
+from powerpool.linalg.products import symmetrize
 from powerpool.solvers.geometric import chain, geometric_pool, geometric_sum, products
 from tests.counting import ProductCounter
 

@@ -30,7 +30,8 @@ from typing import Any
 import torch
 
 import powerpool
-from powerpool.records import environment, read_json, write_json, write_text
+from powerpool.files import read_json, write_json, write_text
+from powerpool.runs.environment import environment
 from tests.stress import cases, launch
 from tests.stress.cases import Case, outcome
 
@@ -43,10 +44,10 @@ RECORD, TABLE = "kills.json", "README.md"
 
 PRELOADED = (
     "tests.stress.launch",
-    "powerpool.pipelines.fewshot.commands",
-    "powerpool.pipelines.graph.commands",
-    "powerpool.pipelines.vision.commands",
-    "powerpool.pipelines.vision.learner",
+    "powerpool.tasks.fewshot.commands",
+    "powerpool.tasks.graph.commands",
+    "powerpool.tasks.vision.commands",
+    "powerpool.tasks.vision.learner",
     "jsonargparse",
     "rich.progress",
     "torch_geometric.nn",

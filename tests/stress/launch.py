@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from powerpool.cli import main
+from powerpool.cli.main import main
 
 HOLD = "POWERPOOL_STRESS_HOLD"
 Note = Callable[[str], None]
@@ -60,8 +60,8 @@ def watched(ledger: Path, words: Sequence[str]) -> Iterator[None]:
 
 
 def _watch_graph(note: Note, patch: Patch) -> None:
-    from powerpool.pipelines.graph import evaluation
-    from powerpool.pipelines.graph.training import Training
+    from powerpool.tasks.graph import evaluation
+    from powerpool.tasks.graph.training import Training
 
     run, step, stage = evaluation._run, Training.step, ""
 
@@ -80,8 +80,8 @@ def _watch_graph(note: Note, patch: Patch) -> None:
 
 
 def _watch_fewshot(note: Note, patch: Patch) -> None:
-    from powerpool.pipelines.fewshot import commands
-    from powerpool.pipelines.fewshot.training import Training
+    from powerpool.tasks.fewshot import commands
+    from powerpool.tasks.fewshot.training import Training
 
     step = Training._step
 
@@ -94,7 +94,7 @@ def _watch_fewshot(note: Note, patch: Patch) -> None:
 
 
 def _watch_end_to_end(note: Note, patch: Patch) -> None:
-    from powerpool.pipelines.vision.learner import Learner
+    from powerpool.tasks.vision.learner import Learner
 
     step = Learner.training_step
 
@@ -107,7 +107,7 @@ def _watch_end_to_end(note: Note, patch: Patch) -> None:
 
 def _watch_frozen(note: Note, patch: Patch) -> None:
     from powerpool.data.features import FeatureStore
-    from powerpool.pipelines.vision import commands, extraction
+    from powerpool.tasks.vision import commands, extraction
 
     append, validate = FeatureStore.append, commands.validate
 

@@ -16,9 +16,9 @@ from pathlib import Path
 import torch
 
 from powerpool.data import load_graphs
-from powerpool.pipelines.graph import evaluation
-from powerpool.pipelines.graph.config import GraphConfig, ModelConfig, TrainingConfig
-from powerpool.pipelines.graph.training import Training
+from powerpool.tasks.graph import evaluation
+from powerpool.tasks.graph.config import GraphConfig, ModelConfig, TrainingConfig
+from powerpool.tasks.graph.training import Training
 from tests.pipelines.graph.samples import rings_and_stars, write_own_set
 
 STEPS_OF_EPOCH = 8

@@ -10,7 +10,7 @@ from torch import Tensor
 
 import powerpool as pp
 from powerpool import theory
-from powerpool.checks import ArgumentError, ShapeError
+from powerpool.errors import ArgumentError, ShapeError
 from tests.theory.grids import F64, covariance, some, symmetric
 
 CLOSE = {"rtol": 1e-9, "atol": 1e-10}

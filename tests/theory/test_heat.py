@@ -13,7 +13,7 @@ from scipy import integrate, linalg
 
 import powerpool as pp
 from powerpool import theory
-from powerpool.checks import ArgumentError, NotPositiveError, NotSymmetricError, ShapeError
+from powerpool.errors import ArgumentError, NotPositiveError, NotSymmetricError, ShapeError
 from tests.theory.grids import ETAS, F64, E, covariance, log_floats, some, unit_points
 
 CLOSE = {"rtol": 1e-9, "atol": 1e-11}

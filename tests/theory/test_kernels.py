@@ -13,7 +13,7 @@ from scipy import integrate
 
 import powerpool as pp
 from powerpool import theory
-from powerpool.checks import ArgumentError, ShapeError
+from powerpool.errors import ArgumentError, ShapeError
 from tests.theory.grids import F64, log_floats, some
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from powerpool import theory
-from powerpool.checks import ArgumentError
+from powerpool.errors import ArgumentError
 from powerpool.theory._numbers import evaluate
 from tests.theory.grids import F64
 

@@ -16,7 +16,7 @@ from scipy import stats
 
 import powerpool as pp
 from powerpool import theory
-from powerpool.checks import ArgumentError
+from powerpool.errors import ArgumentError
 from tests.theory.grids import F64, some
 
 probabilities = st.floats(0.0, 1.0)

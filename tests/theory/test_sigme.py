@@ -14,7 +14,7 @@ from scipy import integrate
 
 import powerpool as pp
 from powerpool import theory
-from powerpool.checks import ArgumentError
+from powerpool.errors import ArgumentError
 from tests.theory.grids import ETAS, F64, log_floats, some
 
 

@@ -11,7 +11,7 @@ from scipy import linalg, stats
 
 import powerpool as pp
 from powerpool import theory
-from powerpool.checks import ArgumentError
+from powerpool.errors import ArgumentError
 from tests.theory.grids import F64, covariance, some
 
 IDENTITY = np.eye(4)

@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 import torch
 
-from powerpool.checkpoints import load_state, save_state
-from powerpool.cli import COMMANDS, main
+from powerpool.cli.main import COMMANDS, main
 from powerpool.data.features import FeatureStore
+from powerpool.errors import RecordError
 from powerpool.integrations.backbones import BackboneError, load_backbone
-from powerpool.records import RecordError
+from powerpool.runs.checkpoint import load_state, save_state
 from tests.data_sets.picture_sets import flat, picture, write_folder
 from tests.data_sets.tu_sets import TINY, texts
 from tests.data_sets.tu_sets import write_folder as write_graphs
@@ -134,8 +134,8 @@ def test_checkpoints_with_code_are_refused(
     plant(tmp_path / "start" / "model.pt")
     words = [*FEWSHOT, "--data", pictures, "--out", tmp_path / "three", "--pretrained", tmp_path / "start"]
     assert "model.pt was not loaded" in refused(words, capsys)
-    from powerpool.pipelines.vision.finetuning import _resumable
-    from powerpool.pipelines.vision.learner import StateFiles
+    from powerpool.tasks.vision.finetuning import _resumable
+    from powerpool.tasks.vision.learner import StateFiles
 
     checkpoint = plant(tmp_path / "four" / "last.ckpt")
     with pytest.raises(RecordError, match=r"last\.ckpt was not loaded"):

@@ -12,14 +12,15 @@ from typing import Any, NoReturn
 import pytest
 import torch
 
-from powerpool import cli, locks
-from powerpool.checkpoints import load_state, save_state
+from powerpool import files as locks
+from powerpool.cli import main as cli
 from powerpool.data import archives, load_images
 from powerpool.data.features import FeatureStore
 from powerpool.data.places import made_once
-from powerpool.experiments.plots import draw_sweep
-from powerpool.locks import locked
-from powerpool.records import DiskError, RecordError, atomic, make_folder, read_json, write_json, write_text
+from powerpool.errors import DiskError, RecordError
+from powerpool.files import atomic, locked, make_folder, read_json, write_json, write_text
+from powerpool.report.plots import draw_sweep
+from powerpool.runs.checkpoint import load_state, save_state
 from tests.data_sets.picture_sets import split_set, write_zip
 from tests.experiments import runs
 

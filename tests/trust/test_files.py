@@ -13,19 +13,19 @@ from typing import Any, NoReturn
 import pytest
 import torch
 
-from powerpool import records
-from powerpool.checkpoints import load_state, save_state
-from powerpool.checks import PowerPoolError
-from powerpool.cli import main
-from powerpool.configs import read_recipe
+from powerpool import files as records
+from powerpool.analysis import command as inspect_command
+from powerpool.analysis.explorer import command as explore_command
+from powerpool.cli.main import main
 from powerpool.data import Limits, archives, load_graphs, load_images
-from powerpool.explore import command as explore_command
-from powerpool.inspect import command as inspect_command
-from powerpool.pipelines.fewshot import commands as fewshot
-from powerpool.pipelines.graph import commands as graph
-from powerpool.pipelines.graph.config import GraphConfig
-from powerpool.pipelines.vision import commands as vision
-from powerpool.records import RecordError, read_bytes, read_json, require_writable, write_json, write_text
+from powerpool.errors import PowerPoolError, RecordError
+from powerpool.files import read_bytes, read_json, require_writable, write_json, write_text
+from powerpool.runs.checkpoint import load_state, save_state
+from powerpool.runs.config import read_recipe
+from powerpool.tasks.fewshot import commands as fewshot
+from powerpool.tasks.graph import commands as graph
+from powerpool.tasks.graph.config import GraphConfig
+from powerpool.tasks.vision import commands as vision
 from tests.data_sets.picture_sets import flat, split_set, write_zip
 
 # ---- what is read ----------------------------------------------------------------------------------------------------

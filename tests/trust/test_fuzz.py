@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from powerpool.records import RecordError, read_json
+from powerpool.errors import RecordError
+from powerpool.files import read_json
 from tests.fuzz.targets import TARGETS, seeds, survive
 
 EXAMPLES = {"graphs": 60, "recipe": 60, "lists": 120, "names": 120, "image": 60, "record": 60,

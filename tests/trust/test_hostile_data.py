@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from powerpool.checks import ArgumentError
 from powerpool.data import DataError, ImageError, Limits, load_fewshot, load_graphs, load_images, read_image
 from powerpool.data import limits as limits_of
 from powerpool.data.image_hub import Row
+from powerpool.errors import ArgumentError
 from tests.data_sets.picture_sets import claims, flat, picture, split_set, write_folder, write_zip
 from tests.data_sets.tu_sets import TINY, texts
 from tests.data_sets.tu_sets import write_folder as write_graphs

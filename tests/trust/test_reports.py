@@ -21,11 +21,11 @@ from powerpool.bench.case import Skipped
 from powerpool.bench.compare import CompareOptions
 from powerpool.bench.publish import PublishOptions
 from powerpool.bench.record import BenchRecord
-from powerpool.experiments.document import Bold, Code, Heading, Items, Table, Text, markdown, page
-from powerpool.experiments.report import record_path, write_report
-from powerpool.pipelines.fewshot import commands as fewshot
-from powerpool.pipelines.vision import commands as vision
-from powerpool.records import RecordError
+from powerpool.errors import RecordError
+from powerpool.report.document import Bold, Code, Heading, Items, Table, Text, markdown, page
+from powerpool.report.report import record_path, write_report
+from powerpool.tasks.fewshot import commands as fewshot
+from powerpool.tasks.vision import commands as vision
 from tests.bench import samples
 from tests.experiments import runs
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from powerpool.bench.case import Answer, BenchCase, Contender
 from powerpool.bench.timing import Stopwatch
-from powerpool.checks import PowerPoolError
+from powerpool.errors import PowerPoolError
 
 VALUE_TOLERANCE = 1e-4
 GRADIENT_TOLERANCE = 1e-3

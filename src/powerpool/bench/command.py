@@ -19,10 +19,10 @@ from powerpool.bench.fits import fits
 from powerpool.bench.record import BenchRecord, load
 from powerpool.bench.runner import Effort, run_case
 from powerpool.bench.targets import limits, outcomes
-from powerpool.checks import ArgumentError
 from powerpool.console import Bars, complain, console, delegate, emit, notes, say
-from powerpool.locks import locked
-from powerpool.records import RecordError, environment
+from powerpool.errors import ArgumentError, RecordError
+from powerpool.files import locked
+from powerpool.runs.environment import environment
 
 SuiteName = Literal["all", "pools", "solvers", "curves", "training", "extraction", "episodes"]
 SUITES = typing.get_args(SuiteName)[1:]

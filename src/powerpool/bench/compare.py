@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Literal
 
 from powerpool.bench.record import BenchRecord, CaseRecord, Measured, load
 from powerpool.bench.timing import Spread
-from powerpool.checks import ArgumentError
 from powerpool.console import cell, console, emit, say
-from powerpool.records import RecordError
+from powerpool.errors import ArgumentError, RecordError
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from powerpool.bench.case import Answer, BenchCase, Contender, Origin
 from powerpool.bench.timing import Stopwatch
-from powerpool.pipelines.fewshot.config import ModelConfig
-from powerpool.pipelines.fewshot.model import EpisodeNetwork, SoSN, make_network
+from powerpool.tasks.fewshot.config import ModelConfig
+from powerpool.tasks.fewshot.model import EpisodeNetwork, SoSN, make_network
 
 SEED, QUERIES = 0, 5
 RELATION_NET, STACKED, OURS = "Relation Net", "SoSN+SigmE, every pair put together", "SoSN+SigmE"

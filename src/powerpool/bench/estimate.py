@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from powerpool.checks import ArgumentError, require_choice
-from powerpool.records import read_json
+from powerpool.errors import ArgumentError, require_choice
+from powerpool.files import read_json
 
 Head = Literal["dense", "factored"]
 

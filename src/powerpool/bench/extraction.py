@@ -16,7 +16,7 @@ from powerpool.bench.case import Answer, BenchCase, Contender
 from powerpool.bench.timing import Stopwatch
 from powerpool.data import Crops, ImageDataset, ImageSplit, list_pictures
 from powerpool.integrations.backbones import fold_batch_norm, load_backbone
-from powerpool.pipelines.vision.extraction import Frozen, stream_maps
+from powerpool.tasks.vision.extraction import Frozen, stream_maps
 
 NETWORK = "efficientnet-lite0"
 BARE, FOLDED, OURS = "backbone alone, as it was loaded", "backbone alone, folded", "features from picture files"

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from powerpool import plotting
 from powerpool.bench import report
 from powerpool.bench.record import BenchRecord, CaseRecord
+from powerpool.report import drawing as plotting
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

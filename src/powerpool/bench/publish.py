@@ -11,11 +11,11 @@ from powerpool.bench.command import SUITES
 from powerpool.bench.record import BenchRecord, CaseRecord, Measured, load
 from powerpool.bench.report import machine_line, number
 from powerpool.bench.targets import GRAM, LOEWNER, NEWTON_SCHULZ, OURS, TARGETS
-from powerpool.checks import ArgumentError
 from powerpool.console import emit, say
-from powerpool.experiments import document
-from powerpool.experiments.document import Bold, escaped
-from powerpool.records import RecordError, make_folder, write_text
+from powerpool.errors import ArgumentError, RecordError
+from powerpool.files import make_folder, write_text
+from powerpool.report import document
+from powerpool.report.document import Bold, escaped
 
 LOSS = 1.05
 """From this ratio on a competitor counts as faster; less is within the noise of a shared machine."""

@@ -10,7 +10,8 @@ from typing import Any
 
 from powerpool.bench.case import Skipped
 from powerpool.bench.timing import Spread
-from powerpool.records import RecordError, read_json, write_json
+from powerpool.errors import RecordError
+from powerpool.files import read_json, write_json
 
 SCHEMA = "powerpool-bench/1"
 

@@ -18,8 +18,8 @@ import powerpool as pp
 from powerpool.bench.case import Answer, BenchCase, Contender, Skipped
 from powerpool.bench.timing import Stopwatch
 from powerpool.data import load_graphs
-from powerpool.pipelines.graph.config import ModelConfig
-from powerpool.pipelines.graph.model import GraphClassifier
+from powerpool.tasks.graph.config import ModelConfig
+from powerpool.tasks.graph.model import GraphClassifier
 
 ETA = 50
 SEED = 0

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-from powerpool.checks import ArgumentError, DTypeError, require_choice
 from powerpool.curves.asinhe import AsinhE
 from powerpool.curves.base import Curve, IntegerPower
 from powerpool.curves.fahdp import FAHDP
@@ -14,6 +13,7 @@ from powerpool.curves.hdp import HDP
 from powerpool.curves.maxexp import MaxExp
 from powerpool.curves.sigme import SigmE
 from powerpool.curves.signed_maxexp import SignedMaxExp
+from powerpool.errors import ArgumentError, DTypeError, require_choice
 
 CURVES: dict[str, type[Curve]] = {
     "gamma": Gamma,
@@ -52,7 +52,7 @@ def resolve(curve: str | Curve, **options: Any) -> Curve:
         >>> curves.resolve("maxepx")
         Traceback (most recent call last):
         ...
-        powerpool.checks.UnknownNameError: Unknown curve 'maxepx': choose one of 'gamma', 'maxexp', 'signed_maxexp', \
+        powerpool.errors.UnknownNameError: Unknown curve 'maxepx': choose one of 'gamma', 'maxexp', 'signed_maxexp', \
 'asinhe', 'sigme', 'hdp', 'fahdp'.
     """
     if isinstance(curve, Curve):

@@ -15,8 +15,9 @@ from typing import Any, ClassVar, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from powerpool.checks import ArgumentError, require_floating
-from powerpool.precision import at_least_float32
+from powerpool.checks import require_floating
+from powerpool.errors import ArgumentError
+from powerpool.linalg.precision import at_least_float32
 
 Parameter: TypeAlias = float | Tensor
 """A curve's parameter: a Python number, or a tensor (an ``nn.Parameter`` if it is to be learnt)."""

@@ -10,10 +10,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from powerpool.checks import require_choice
 from powerpool.curves.base import Curve, IntegerPower, Parameter, _Value, whole_number
 from powerpool.curves.gamma import Gamma
 from powerpool.curves.maxexp import MaxExp
+from powerpool.errors import require_choice
 
 Rounding = Literal["identity", "round", "ceil"]
 ROUNDINGS = ("identity", "round", "ceil")

@@ -18,15 +18,7 @@ from powerpool.data.errors import DataError, MissingDataError
 from powerpool.data.fewshot import ClassCut, FewShotSet, load_fewshot
 from powerpool.data.folds import Fold, stratified_folds
 from powerpool.data.graphs import GraphBatch, GraphSet, NodeFeatures, load_graphs
-from powerpool.data.images import (
-    ImageDataset,
-    ImageSet,
-    ImageSplit,
-    Splits,
-    list_pictures,
-    load_images,
-    readable,
-)
+from powerpool.data.images import ImageDataset, ImageSet, ImageSplit, Splits, list_pictures, load_images, readable
 from powerpool.data.limits import Limits
 from powerpool.data.pictures import ImageError, read_image
 

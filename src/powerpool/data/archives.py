@@ -21,8 +21,8 @@ from powerpool.data.errors import DataError, MissingDataError
 from powerpool.data.limits import Limits
 from powerpool.data.pictures import SUFFIXES
 from powerpool.data.places import cache_folder, without_cache
-from powerpool.locks import LOCK, LockedError, locked
-from powerpool.records import DISK, RecordError, make_folder, read_json, write_json
+from powerpool.errors import LockedError, RecordError
+from powerpool.files import DISK, LOCK, locked, make_folder, read_json, write_json
 
 UNPACKED = (*SUFFIXES, ".txt", ".csv")
 """How the names of files end that are unpacked: pictures, and lists that say what they show."""

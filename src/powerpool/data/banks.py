@@ -17,15 +17,14 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from powerpool.checks import ArgumentError, DTypeError, ShapeError, require_choice
 from powerpool.data import crops, pictures
 from powerpool.data.crops import Crops
 from powerpool.data.features import MAPS, FeatureStore, store_key
 from powerpool.data.images import Corrupt, ImageIndexError, ImageSplit
 from powerpool.data.pictures import ImageError
 from powerpool.data.places import cache_folder
-from powerpool.locks import LockedError, locked
-from powerpool.records import read_json, write_json
+from powerpool.errors import ArgumentError, DTypeError, LockedError, ShapeError, require_choice
+from powerpool.files import locked, read_json, write_json
 
 Resize = Literal["squeeze", "crop"]
 """How a picture becomes a square: all of it, squeezed; or the square in its middle."""

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from powerpool.checks import ArgumentError, require_choice
 from powerpool.data.pictures import ImageError, require_pillow
+from powerpool.errors import ArgumentError, require_choice
 
 if TYPE_CHECKING:
     from PIL import Image

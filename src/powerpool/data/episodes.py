@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from powerpool.checks import ArgumentError, DTypeError, ShapeError
+from powerpool.errors import ArgumentError, DTypeError, ShapeError
 
 QUARTERS = 4
 """Quarter turns of a picture, of which the first is none."""

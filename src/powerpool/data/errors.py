@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from powerpool.checks import PowerPoolError
+from powerpool.errors import PowerPoolError
 
 
 class DataError(PowerPoolError, ValueError):

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from powerpool.checks import DTypeError, NotFiniteError, ShapeError
-from powerpool.records import DISK, DiskError, RecordError, cannot_write, make_folder, read_json, write_json
+from powerpool.errors import DiskError, DTypeError, NotFiniteError, RecordError, ShapeError
+from powerpool.files import DISK, cannot_write, make_folder, read_json, write_json
 
 STORE, MAPS = "store.json", "maps.bin"
 DTYPES = {"float16": torch.float16, "float32": torch.float32, "uint8": torch.uint8}

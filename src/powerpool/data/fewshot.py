@@ -15,8 +15,6 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from powerpool.checks import ArgumentError, UnknownNameError, require_choice
-from powerpool.configs import did_you_mean
 from powerpool.data.banks import PictureBank, Resize, read_bank
 from powerpool.data.errors import DataError, MissingDataError
 from powerpool.data.image_hub import PictureSource, load_hub
@@ -25,6 +23,7 @@ from powerpool.data.image_sources import KNOWN, Place, hash_files, locate, names
 from powerpool.data.images import NAMES, Corrupt, ImageSplit, files_of
 from powerpool.data.limits import Limits
 from powerpool.data.pictures import SUFFIXES
+from powerpool.errors import ArgumentError, UnknownNameError, did_you_mean, require_choice
 
 ORDERS = ("names", "drawn")
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from powerpool.checks import ArgumentError, DTypeError, ShapeError
+from powerpool.errors import ArgumentError, DTypeError, ShapeError
 
 
 @dataclass(frozen=True, eq=False)  # tensors do not compare to one truth value

@@ -18,8 +18,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from powerpool.checks import ArgumentError
 from powerpool.data.places import cache_folder, made_once
+from powerpool.errors import ArgumentError
 
 if TYPE_CHECKING:
     from PIL import Image

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from powerpool.checks import ArgumentError, DTypeError, ShapeError, require_choice, values_are_checked
+from powerpool.checks import values_are_checked
 from powerpool.data import tu_sources
 from powerpool.data.errors import DataError, MissingDataError
 from powerpool.data.limits import Limits
 from powerpool.data.tu_format import EDGES, TuFiles, TuTables, read_tables
+from powerpool.errors import ArgumentError, DTypeError, ShapeError, require_choice
 
 if TYPE_CHECKING:
     from torch_geometric.data import Data

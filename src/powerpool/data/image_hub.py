@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from powerpool.checks import UnknownNameError
 from powerpool.data.archives import content_hash
 from powerpool.data.errors import DataError, MissingDataError
 from powerpool.data.image_layouts import SPLITS, Labelled
 from powerpool.data.pictures import ImageError, require_file
 from powerpool.data.places import cache_folder, how_to_fetch, may_fetch
-from powerpool.records import RecordError, read_json, write_json
+from powerpool.errors import RecordError, UnknownNameError
+from powerpool.files import read_json, write_json
 
 HUB = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 """How sets are called: owner/name."""

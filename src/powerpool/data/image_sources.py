@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from powerpool.checks import UnknownNameError
-from powerpool.configs import did_you_mean
 from powerpool.data.archives import CHUNK, content_hash, passed_over
 from powerpool.data.digits import DIGITS, digits_folder
 from powerpool.data.errors import DataError, MissingDataError
@@ -22,7 +20,8 @@ from powerpool.data.image_layouts import some
 from powerpool.data.limits import Limits, how_to_raise
 from powerpool.data.pictures import ImageError, require_file
 from powerpool.data.places import cache_folder, data_folders, how_to_fetch, may_fetch
-from powerpool.records import RecordError, read_json, write_json
+from powerpool.errors import RecordError, UnknownNameError, did_you_mean
+from powerpool.files import read_json, write_json
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from powerpool.checks import ArgumentError, ShapeError, require_choice
 from powerpool.data import image_sources
 from powerpool.data.archives import unpack
 from powerpool.data.crops import Crops
@@ -24,6 +23,7 @@ from powerpool.data.image_hub import PictureSource, load_hub
 from powerpool.data.image_layouts import Labelled, arrange
 from powerpool.data.limits import Limits
 from powerpool.data.pictures import SUFFIXES, ImageError, read_image
+from powerpool.errors import ArgumentError, ShapeError, require_choice
 
 if TYPE_CHECKING:
     from PIL import Image

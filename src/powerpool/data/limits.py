@@ -6,8 +6,7 @@ import os
 from dataclasses import dataclass, field, fields
 from functools import partial
 
-from powerpool.checks import ArgumentError
-from powerpool.configs import shorten
+from powerpool.errors import ArgumentError, shorten
 
 VARIABLE = "POWERPOOL_MAX_{name}"
 """The environment variable that sets a limit where none is passed, for instance POWERPOOL_MAX_PIXELS."""

@@ -8,8 +8,8 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from powerpool.checks import PowerPoolError
-from powerpool.records import DISK, DiskError, RecordError, make_folder
+from powerpool.errors import DiskError, PowerPoolError, RecordError
+from powerpool.files import DISK, make_folder
 
 OFFLINE = "POWERPOOL_OFFLINE"
 """The environment variable that keeps all commands and functions off the network."""

@@ -10,12 +10,12 @@ from http.client import HTTPException, IncompleteRead
 from pathlib import Path
 from typing import NamedTuple
 
-from powerpool.checks import UnknownNameError
 from powerpool.data.errors import DataError, MissingDataError
 from powerpool.data.limits import Limits, how_to_raise
 from powerpool.data.places import cache_folder, data_folders, how_to_fetch, may_fetch, without_cache
 from powerpool.data.tu_format import TuFiles, read_tables
-from powerpool.records import RecordError, atomic
+from powerpool.errors import RecordError, UnknownNameError
+from powerpool.files import atomic
 
 GRAPHS = {
     "MUTAG": 188,

@@ -6,12 +6,11 @@ import builtins
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from powerpool.checks import ArgumentError
 from powerpool.console import emit, say
+from powerpool.errors import ArgumentError, RecordError
 from powerpool.figures.drawing import FORMATS, write_figure
 from powerpool.figures.registry import FIGURES, make_figure, require_figure
 from powerpool.figures.sources import MissingRecordError, Sources
-from powerpool.records import RecordError
 
 DPI = (30, 1200)
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from powerpool.checks import ShapeError
+from powerpool.errors import ShapeError
 
 POINTS = 401
 """Of a line that is a formula; odd, so that the middle of a range is one of them."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from powerpool.figures.data import FigureData, Panel
-from powerpool.plotting import COLOURS, DASHES, plain, save, write_rows
+from powerpool.report.drawing import COLOURS, DASHES, plain, save, write_rows
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -194,5 +194,5 @@ def _draw_marks(axes: Axes, panel: Panel) -> None:
 
 
 def _wrap(text: str, where: str) -> str:
-    """In lines, of text that is plain already: :func:`powerpool.plotting.plain` would join them again."""
+    """In lines, of text that is plain already: :func:`powerpool.report.drawing.plain` would join them again."""
     return textwrap.fill(text, LETTERS[where])

@@ -16,12 +16,12 @@ from powerpool.bench.plots import Sweep, sweeps
 from powerpool.bench.record import BenchRecord
 from powerpool.bench.report import machine_line
 from powerpool.data.fewshot import EXHIBITIONS, OPEN_MIC_PAIRS
-from powerpool.experiments.paper import paper_figure, way_and_shot
-from powerpool.experiments.plots import WIDE
 from powerpool.figures.data import Axis, FigureData, Line, Panel
 from powerpool.figures.sources import MissingRecordError, Sources
-from powerpool.records import RunRecord
-from powerpool.statistics import Summary, proportion_interval, summarize
+from powerpool.report.paper import paper_figure, way_and_shot
+from powerpool.report.plots import WIDE
+from powerpool.runs.compare import Summary, proportion_interval, summarize
+from powerpool.runs.record import RunRecord
 
 BENCH = "powerpool bench pools"
 MATRICES = 1000

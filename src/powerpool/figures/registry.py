@@ -6,8 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from powerpool.checks import UnknownNameError
-from powerpool.configs import did_you_mean
+from powerpool.errors import UnknownNameError, did_you_mean
 from powerpool.figures import bounds, curves, measured, models
 from powerpool.figures.data import FigureData
 from powerpool.figures.sources import Sources

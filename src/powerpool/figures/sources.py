@@ -13,12 +13,14 @@ from torch import Tensor
 from powerpool.bench.record import SCHEMA as BENCH
 from powerpool.bench.record import BenchRecord, load
 from powerpool.data.places import cache_folder
-from powerpool.experiments.quick import FLAG, is_quick
-from powerpool.records import SCHEMA as RUN
-from powerpool.records import RecordError, RunRecord, read_json
+from powerpool.errors import RecordError
+from powerpool.files import read_json
+from powerpool.runs.quick import FLAG, is_quick
+from powerpool.runs.record import SCHEMA as RUN
+from powerpool.runs.record import RunRecord
 
 if TYPE_CHECKING:  # curves and bounds are drawn where nothing of the pipeline of pictures is installed
-    from powerpool.pipelines.vision.extraction import Features
+    from powerpool.tasks.vision.extraction import Features
 
 PLACES = (Path("results"), Path("runs"))
 """Folders in which records are looked for where none are named: those of a checkout, and those of runs."""
@@ -71,7 +73,7 @@ class Sources:
     def sweeps(self, setting: str, make: str) -> list[dict[str, Any]]:
         """The records of all sweeps over a setting, one for each method and data set; no quick ones, unless a place is
         named."""
-        from powerpool.experiments.sweep import SCHEMA as SWEEP
+        from powerpool.cli.sweep import SCHEMA as SWEEP
 
         found: dict[tuple[str, str], dict[str, Any]] = {}
         for path in self._files(f"*-{setting}.json", SWEEP):
@@ -101,7 +103,7 @@ class Sources:
         """Of stored features, where some are named."""
         if self.features is None:
             return None
-        from powerpool.pipelines.vision.extraction import open_features
+        from powerpool.tasks.vision.extraction import open_features
 
         features = open_features(self._feature_folder(self.features))
         maps = features.maps("train")
@@ -114,7 +116,7 @@ class Sources:
         )
 
     def _feature_folder(self, named: str) -> Path:
-        from powerpool.pipelines.vision.extraction import ITEMS
+        from powerpool.tasks.vision.extraction import ITEMS
 
         folder = Path(named)
         if (folder / ITEMS).is_file():

@@ -12,22 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from powerpool import curves, functional
-from powerpool.checks import (
-    ArgumentError,
-    DomainError,
-    DTypeError,
-    ShapeError,
-    require_beta,
-    require_choice,
-    require_finite,
-    require_floating,
-    values_are_checked,
-)
+from powerpool.checks import require_beta, require_finite, require_floating, values_are_checked
 from powerpool.curves import Curve
+from powerpool.errors import ArgumentError, DomainError, DTypeError, ShapeError, require_choice
 from powerpool.functional import MODES, Mode
-from powerpool.moments import segment_autocorrelation, segment_mean
+from powerpool.linalg.precision import at_least_float32
+from powerpool.moments.dense import segment_autocorrelation, segment_mean
 from powerpool.normalize import Divided, make_terms, trace_scale
-from powerpool.precision import at_least_float32
 from powerpool.solvers import Gram, Solver, resolve
 from powerpool.vectorize import to_vector
 

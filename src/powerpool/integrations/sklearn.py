@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from powerpool import curves
-from powerpool.checks import ArgumentError, ShapeError
 from powerpool.curves import Curve
+from powerpool.errors import ArgumentError, ShapeError
 from powerpool.functional import Mode
 from powerpool.nn import SecondOrderPool2d
 from powerpool.normalize import make_terms

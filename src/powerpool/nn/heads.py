@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from powerpool.checks import ArgumentError, DTypeError, ShapeError, require_square
-from powerpool.precision import at_least_float32, without_autocast
-from powerpool.products import product
+from powerpool.checks import require_square
+from powerpool.errors import ArgumentError, DTypeError, ShapeError
+from powerpool.linalg.precision import at_least_float32, without_autocast
+from powerpool.linalg.products import product
 from powerpool.solvers import GramFactor
 from powerpool.vectorize import to_vector
 

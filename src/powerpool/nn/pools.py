@@ -8,10 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from powerpool import curves, functional
-from powerpool.checks import ArgumentError, ShapeError, require_beta, require_choice, require_floating, zero_or_nan
-from powerpool.coordinates import spatial_coordinates
+from powerpool.checks import require_beta, require_floating, zero_or_nan
 from powerpool.curves import Curve
+from powerpool.errors import ArgumentError, ShapeError, require_choice
 from powerpool.functional import MODES, REDUCTIONS, Mode
+from powerpool.moments.coordinates import spatial_coordinates
 from powerpool.solvers import GramFactor, Solver
 from powerpool.vectorize import to_vector
 

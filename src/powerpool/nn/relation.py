@@ -8,11 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from powerpool import curves, functional
-from powerpool.checks import ShapeError, require_beta, require_choice, require_floating
+from powerpool.checks import require_beta, require_floating
 from powerpool.curves import Curve
+from powerpool.errors import ShapeError, require_choice
 from powerpool.functional import MODES, Mode
-from powerpool.moments import center
-from powerpool.precision import at_least_float32
+from powerpool.linalg.precision import at_least_float32
+from powerpool.moments.dense import center
 from powerpool.solvers import Solver
 
 Variant = Literal["outer", "outer+L", "outer+P"]

@@ -22,7 +22,7 @@ from powerpool.bench import reference
 from powerpool.bench.agreement import relative_difference
 from powerpool.bench.case import Answer as Reference
 from powerpool.bench.inputs import Inputs
-from powerpool.checks import PowerPoolError
+from powerpool.errors import PowerPoolError
 from powerpool.selfcheck import cases, oracle
 from powerpool.selfcheck.cases import CurveCase, FeatureCase, MatrixCase
 from powerpool.selfcheck.oracle import Answer, Matrix

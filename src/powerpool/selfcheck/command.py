@@ -9,13 +9,14 @@ from pathlib import Path
 
 import torch
 
-from powerpool.checks import ArgumentError
 from powerpool.console import emit, is_quiet, write_text
-from powerpool.pipelines.devices import require_device
-from powerpool.records import environment, require_writable, write_json
+from powerpool.errors import ArgumentError
+from powerpool.files import require_writable, write_json
+from powerpool.runs.environment import environment
 from powerpool.selfcheck import report
 from powerpool.selfcheck.battery import Battery
 from powerpool.selfcheck.report import Outcome
+from powerpool.tasks.devices import require_device
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from powerpool.checks import ArgumentError, DoubleBackwardError, require_choice
+from powerpool.errors import ArgumentError, DoubleBackwardError, require_choice
 from powerpool.solvers.base import Solver
 from powerpool.solvers.eigen import Eigen
 from powerpool.solvers.gram import Gram, GramFactor

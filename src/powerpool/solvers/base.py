@@ -12,8 +12,8 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from powerpool.checks import ArgumentError, NotPositiveError
 from powerpool.curves.base import Curve
+from powerpool.errors import ArgumentError, NotPositiveError
 
 
 @dataclass(frozen=True)

@@ -23,9 +23,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from powerpool.divisions import Shift, connected, energy_of, inner, total_of, trace_of
-from powerpool.precision import without_autocast
-from powerpool.products import symmetric_baddbmm, symmetric_bmm, twice_symmetric, twice_symmetric_times
+from powerpool.linalg.precision import without_autocast
+from powerpool.linalg.products import symmetric_baddbmm, symmetric_bmm, twice_symmetric, twice_symmetric_times
+from powerpool.linalg.trace import Shift, connected, energy_of, inner, total_of, trace_of
 from powerpool.solvers import replay
 from powerpool.solvers.replay import Recipe
 

@@ -8,10 +8,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from powerpool.checks import ArgumentError, round_off
+from powerpool.checks import round_off
 from powerpool.curves._forms import safe_divide
 from powerpool.curves.base import Curve, IntegerPower, Parameter
-from powerpool.products import inner_product, sandwich
+from powerpool.errors import ArgumentError
+from powerpool.linalg.products import inner_product, sandwich
 from powerpool.solvers.base import Solver
 from powerpool.solvers.geometric import geometric_sum
 from powerpool.solvers.spectrum import SpectralForm, spectral_function

@@ -8,8 +8,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from powerpool.checks import ArgumentError, DomainError, nan_unless_finite
+from powerpool.checks import nan_unless_finite
 from powerpool.curves.base import Curve
+from powerpool.errors import ArgumentError, DomainError
 from powerpool.solvers.base import Solver
 from powerpool.solvers.spectrum import from_eigen, require_spectrum_in_domain
 

@@ -8,10 +8,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from powerpool.checks import ArgumentError, NotPositiveError
 from powerpool.curves.base import Curve
 from powerpool.curves.gamma import Gamma
-from powerpool.products import symmetrize
+from powerpool.errors import ArgumentError, NotPositiveError
+from powerpool.linalg.products import symmetrize
 from powerpool.solvers import replay
 from powerpool.solvers.base import Solver, require_pairwise_positive
 from powerpool.solvers.replay import Recipe

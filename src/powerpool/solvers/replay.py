@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from powerpool.precision import without_autocast
-from powerpool.products import symmetrize
+from powerpool.linalg.precision import without_autocast
+from powerpool.linalg.products import symmetrize
 
 
 class Recipe(ABC):

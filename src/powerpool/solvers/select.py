@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 
 from powerpool import curves
-from powerpool.checks import ArgumentError
 from powerpool.curves.base import Curve
+from powerpool.errors import ArgumentError
 
 # Ratios of locations to channels below which the Gram form is taken: those of the smallest worst loss on the measured
 # table in results/bench/solvers.json, and the one where floating-point operations cross.

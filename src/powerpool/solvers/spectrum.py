@@ -10,10 +10,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from powerpool.checks import ArgumentError, DoubleBackwardError, NotPositiveError, has_values, nan_unless_finite
+from powerpool.checks import has_values, nan_unless_finite
 from powerpool.curves.base import Curve, Parameter
-from powerpool.precision import without_autocast
-from powerpool.products import symmetrize
+from powerpool.errors import ArgumentError, DoubleBackwardError, NotPositiveError
+from powerpool.linalg.precision import without_autocast
+from powerpool.linalg.products import symmetrize
 
 
 @dataclass(frozen=True)

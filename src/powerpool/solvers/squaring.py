@@ -10,9 +10,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from powerpool.checks import NotPositiveError
 from powerpool.curves.base import Curve, IntegerPower
-from powerpool.products import symmetric_baddbmm, symmetric_bmm, symmetrize
+from powerpool.errors import NotPositiveError
+from powerpool.linalg.products import symmetric_baddbmm, symmetric_bmm, symmetrize
 from powerpool.solvers import replay
 from powerpool.solvers.base import Solver, require_pairwise_positive
 from powerpool.solvers.replay import Recipe

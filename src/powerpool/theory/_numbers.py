@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from powerpool.checks import ArgumentError
+from powerpool.errors import ArgumentError
 
 
 def evaluate(formula: Callable[..., Any], **arguments: Any) -> Any:
@@ -40,7 +40,7 @@ def require(x: Tensor, name: str, need: str, inside: Tensor) -> None:
         >>> x = torch.tensor(-1.0)
         >>> require(x, "t", "> 0", x > 0)
         Traceback (most recent call last):
-        powerpool.checks.ArgumentError: t must be finite and > 0 (got -1).
+        powerpool.errors.ArgumentError: t must be finite and > 0 (got -1).
     """
     bad = ~(inside & torch.isfinite(x))
     if bool(bad.any()):
@@ -64,7 +64,7 @@ def require_whole(value: object, name: str, least: int, most: float = math.inf, 
     Example:
         >>> require_whole(2.5, "eta", 1)
         Traceback (most recent call last):
-        powerpool.checks.ArgumentError: eta must be a whole number >= 1 (got 2.5).
+        powerpool.errors.ArgumentError: eta must be a whole number >= 1 (got 2.5).
     """
     number: Any = value
     if not _is_number(value) or not math.isfinite(number) or number != int(number) or not least <= number <= most:

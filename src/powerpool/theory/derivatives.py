@@ -9,8 +9,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from powerpool.checks import ShapeError, require_square
-from powerpool.products import symmetrize, twice_symmetric
+from powerpool.checks import require_square
+from powerpool.errors import ShapeError
+from powerpool.linalg.products import symmetrize, twice_symmetric
 from powerpool.theory._numbers import require_whole
 
 

@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from powerpool.checks import require_choice
+from powerpool.errors import require_choice
 from powerpool.theory._numbers import evaluate, require
 from powerpool.theory.links import LOG_RATIO, _eta_bar_of_t, _eta_tilde_of_t, _t_of_eta
 

@@ -16,9 +16,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from powerpool.checks import ArgumentError, NotPositiveError, ShapeError, require_finite, require_square
+from powerpool.checks import require_finite, require_square
+from powerpool.errors import ArgumentError, NotPositiveError, ShapeError
+from powerpool.linalg.products import symmetrize
 from powerpool.normalize import require_symmetric
-from powerpool.products import symmetrize
 from powerpool.theory._numbers import require_positive
 from powerpool.theory.links import _eta_of_t, _eta_slope
 

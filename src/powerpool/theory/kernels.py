@@ -8,8 +8,9 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from powerpool.checks import ArgumentError, ShapeError, require_features
-from powerpool.moments import autocorrelation
+from powerpool.checks import require_features
+from powerpool.errors import ArgumentError, ShapeError
+from powerpool.moments.dense import autocorrelation
 from powerpool.theory._numbers import evaluate, require_positive, require_whole
 
 T = TypeVar("T")

@@ -5,8 +5,9 @@ from __future__ import annotations
 from torch import Tensor
 
 from powerpool import curves
-from powerpool.checks import ArgumentError, require_floating
+from powerpool.checks import require_floating
 from powerpool.curves import Curve
+from powerpool.errors import ArgumentError
 from powerpool.theory._numbers import require_whole
 
 

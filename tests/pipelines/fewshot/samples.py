@@ -10,7 +10,7 @@ import torch
 from PIL import Image, ImageDraw
 
 from powerpool.data import FewShotSet, PictureBank
-from powerpool.pipelines.fewshot.config import EpisodeConfig, FewShotConfig, ModelConfig, TrainingConfig
+from powerpool.tasks.fewshot.config import EpisodeConfig, FewShotConfig, ModelConfig, TrainingConfig
 
 
 def small_config(method: str = "SoSN(x)+SigmE", **changes: Any) -> FewShotConfig:

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from powerpool.cli import main
-from powerpool.pipelines.fewshot.runs import TrainedModel, load_run
-from powerpool.records import RunRecord
+from powerpool.cli.main import main
+from powerpool.runs.record import RunRecord
+from powerpool.tasks.fewshot.runs import TrainedModel, load_run
 from tests.pipelines.fewshot.samples import write_folder
 
 PATIENCE = 300  # seconds: no test is about time, and none waits for ever

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from powerpool.checks import ArgumentError, PowerPoolError
 from powerpool.data import ClassCut
-from powerpool.pipelines.fewshot.config import EpisodeConfig, FewShotConfig, ModelConfig, TrainingConfig
-from powerpool.pipelines.fewshot.methods import METHODS
+from powerpool.errors import ArgumentError, PowerPoolError
+from powerpool.tasks.fewshot.config import EpisodeConfig, FewShotConfig, ModelConfig, TrainingConfig
+from powerpool.tasks.fewshot.methods import METHODS
 
 
 @pytest.mark.parametrize(

@@ -13,11 +13,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from powerpool.checkpoints import load_state
-from powerpool.pipelines.fewshot import evaluation
-from powerpool.pipelines.fewshot import training as module
-from powerpool.pipelines.fewshot.config import EpisodeConfig
-from powerpool.pipelines.fewshot.evaluation import (
+from powerpool.errors import RecordError
+from powerpool.files import read_json
+from powerpool.runs.checkpoint import load_state
+from powerpool.tasks.fewshot import evaluation
+from powerpool.tasks.fewshot import training as module
+from powerpool.tasks.fewshot.config import EpisodeConfig
+from powerpool.tasks.fewshot.evaluation import (
     CHECKPOINT,
     assess_again,
     make_training,
@@ -25,8 +27,7 @@ from powerpool.pipelines.fewshot.evaluation import (
     train,
     train_and_test,
 )
-from powerpool.pipelines.fewshot.runs import TrainedModel
-from powerpool.records import RecordError, read_json
+from powerpool.tasks.fewshot.runs import TrainedModel
 from tests.pipelines.fewshot.samples import small_config, stripe_set, write_folder
 
 
@@ -154,7 +155,7 @@ def assert_same_weights(one, two):
 PROGRAM = """
     import sys, time
     from pathlib import Path
-    from powerpool.pipelines.fewshot import evaluation
+    from powerpool.tasks.fewshot import evaluation
     from tests.pipelines.fewshot.samples import small_config, stripe_set
 
     def watch(training):

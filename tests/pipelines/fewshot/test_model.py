@@ -7,12 +7,12 @@ import torch
 from torch import nn
 
 import powerpool as pp
-from powerpool.checks import ShapeError
-from powerpool.pipelines.batch_norm import statistics_of_batches
-from powerpool.pipelines.fewshot import model
-from powerpool.pipelines.fewshot.config import ModelConfig
-from powerpool.pipelines.fewshot.methods import METHODS
-from powerpool.pipelines.fewshot.model import make_network, map_side, prototypical_encoder, relation_encoder
+from powerpool.errors import ShapeError
+from powerpool.tasks.batch_norm import statistics_of_batches
+from powerpool.tasks.fewshot import model
+from powerpool.tasks.fewshot.config import ModelConfig
+from powerpool.tasks.fewshot.methods import METHODS
+from powerpool.tasks.fewshot.model import make_network, map_side, prototypical_encoder, relation_encoder
 
 SOME = (
     "RelationNet",

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from powerpool.checks import ShapeError
-from powerpool.pipelines.fewshot import pairs
-from powerpool.pipelines.fewshot.pairs import PairBlock, pool_pairs, window_statistics, windows
+from powerpool.errors import ShapeError
+from powerpool.tasks.fewshot import pairs
+from powerpool.tasks.fewshot.pairs import PairBlock, pool_pairs, window_statistics, windows
 
 
 def stacked(support, query):

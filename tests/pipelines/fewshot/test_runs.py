@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from powerpool.checkpoints import load_state, save_state
-from powerpool.pipelines.fewshot.config import ModelConfig
-from powerpool.pipelines.fewshot.model import make_network
-from powerpool.pipelines.fewshot.runs import Pictures, TrainedModel, load_run, pretrained_weights
-from powerpool.records import RecordError, write_json
+from powerpool.errors import RecordError
+from powerpool.files import write_json
+from powerpool.runs.checkpoint import load_state, save_state
+from powerpool.tasks.fewshot.config import ModelConfig
+from powerpool.tasks.fewshot.model import make_network
+from powerpool.tasks.fewshot.runs import Pictures, TrainedModel, load_run, pretrained_weights
 from tests.pipelines.fewshot.samples import small_config, stripe_set
 
 

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import nn
 
-from powerpool.checkpoints import load_state, save_state
-from powerpool.checks import ArgumentError, NotFiniteError, UnknownNameError
 from powerpool.data import PictureBank
 from powerpool.data.episodes import EpisodeError
-from powerpool.pipelines.fewshot.training import TEST_SEED, Training, answer, ask, draw_episodes, require_episodes
+from powerpool.errors import ArgumentError, NotFiniteError, UnknownNameError
+from powerpool.runs.checkpoint import load_state, save_state
+from powerpool.tasks.fewshot.training import TEST_SEED, Training, answer, ask, draw_episodes, require_episodes
 from tests.pipelines.fewshot.samples import small_config, stripe_set, stripes, without_validation
 
 

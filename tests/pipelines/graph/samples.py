@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from powerpool.pipelines.graph.config import GraphConfig, ModelConfig, TrainingConfig
+from powerpool.tasks.graph.config import GraphConfig, ModelConfig, TrainingConfig
 from tests.data_sets.tu_sets import Graph, texts, write_folder
 
 

@@ -14,13 +14,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from powerpool.cli import main
+from powerpool.cli.main import main
 from powerpool.data import load_graphs, stratified_folds
-from powerpool.locks import locked
-from powerpool.pipelines.graph import commands, evaluation
-from powerpool.pipelines.graph.runs import load_run
-from powerpool.pipelines.graph.training import Training
-from powerpool.records import RunRecord
+from powerpool.files import locked
+from powerpool.runs.record import RunRecord
+from powerpool.tasks.graph import commands, evaluation
+from powerpool.tasks.graph.runs import load_run
+from powerpool.tasks.graph.training import Training
 from tests.data_sets.tu_sets import Graph
 from tests.pipelines.graph.samples import assert_equal_states, rings_and_stars, write_own_set
 
@@ -243,9 +243,9 @@ def test_a_finished_run_is_neither_repeated_nor_overwritten_unless_asked(tmp_pat
 DRIVER = """
 import sys, time
 from pathlib import Path
-from powerpool.cli import main
-from powerpool.pipelines.graph import evaluation
-from powerpool.pipelines.graph.training import Training
+from powerpool.cli.main import main
+from powerpool.tasks.graph import evaluation
+from powerpool.tasks.graph.training import Training
 
 log, limit, step = Path(sys.argv[1]), int(sys.argv[2]), Training.step
 evaluation.CHECKPOINT_SECONDS = -1.0  # after every epoch

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from powerpool.checks import ArgumentError, PowerPoolError
-from powerpool.configs import RecipeError, read_recipe
-from powerpool.pipelines.graph.config import GraphConfig, GridConfig, ModelConfig, TrainingConfig, grid_names
-from powerpool.pipelines.graph.methods import METHODS
+from powerpool.errors import ArgumentError, PowerPoolError
+from powerpool.runs.config import RecipeError, read_recipe
+from powerpool.tasks.graph.config import GraphConfig, GridConfig, ModelConfig, TrainingConfig, grid_names
+from powerpool.tasks.graph.methods import METHODS
 
 WITH_ETA = {"SOP+SigmE", "SOP+MaxExp", "SOP+SpecMaxExp", "SOP+SpecMaxExpF"}
 

@@ -9,13 +9,12 @@ from dataclasses import asdict, replace
 import pytest
 import torch
 
-from powerpool.checks import ArgumentError
 from powerpool.data import GraphSet, load_graphs, stratified_folds
-from powerpool.pipelines.graph import evaluation
-from powerpool.pipelines.graph.config import GridConfig
-from powerpool.pipelines.graph.methods import METHODS
-from powerpool.pipelines.graph.training import Training, batches, score
-from powerpool.records import RecordError
+from powerpool.errors import ArgumentError, RecordError
+from powerpool.tasks.graph import evaluation
+from powerpool.tasks.graph.config import GridConfig
+from powerpool.tasks.graph.methods import METHODS
+from powerpool.tasks.graph.training import Training, batches, score
 from tests.pipelines.graph.samples import assert_equal_states, small_config, states_differ
 
 GRID = GridConfig(hidden=[4, 8], eta=[3.0, 20.0])

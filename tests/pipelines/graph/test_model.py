@@ -12,9 +12,9 @@ from torch.testing import assert_close
 from torch_geometric.nn import GINConv
 
 from powerpool.data import GraphBatch, load_graphs
-from powerpool.pipelines.graph.config import ModelConfig
-from powerpool.pipelines.graph.methods import METHODS
-from powerpool.pipelines.graph.model import GraphClassifier, sample_neighbours, settle_batch_norm
+from powerpool.tasks.graph.config import ModelConfig
+from powerpool.tasks.graph.methods import METHODS
+from powerpool.tasks.graph.model import GraphClassifier, sample_neighbours, settle_batch_norm
 
 EPS = 1e-6
 PARAMETERS = {"eta": 7.0, "gamma": 0.7, "asinhe_gamma": 3.0, "t": 0.05, "iterations": 4}

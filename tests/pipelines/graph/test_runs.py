@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from powerpool.checkpoints import load_state, save_state
 from powerpool.data import DataError, load_graphs
-from powerpool.pipelines.graph.config import ModelConfig
-from powerpool.pipelines.graph.methods import METHODS
-from powerpool.pipelines.graph.model import GraphClassifier
-from powerpool.pipelines.graph.runs import TrainedModel, load_run
-from powerpool.records import RecordError
+from powerpool.errors import RecordError
+from powerpool.runs.checkpoint import load_state, save_state
+from powerpool.tasks.graph.config import ModelConfig
+from powerpool.tasks.graph.methods import METHODS
+from powerpool.tasks.graph.model import GraphClassifier
+from powerpool.tasks.graph.runs import TrainedModel, load_run
 from tests.data_sets.tu_sets import Graph
 from tests.pipelines.graph.samples import assert_equal_states, rings_and_stars, write_own_set
 

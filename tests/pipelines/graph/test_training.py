@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from powerpool.checkpoints import load_state, save_state
-from powerpool.checks import ArgumentError
 from powerpool.data import load_graphs, stratified_folds
-from powerpool.pipelines.graph import training as module
-from powerpool.pipelines.graph.config import ModelConfig, TrainingConfig
-from powerpool.pipelines.graph.model import GraphClassifier, settle_batch_norm
-from powerpool.pipelines.graph.training import Score, Training, batches, logits, score
+from powerpool.errors import ArgumentError
+from powerpool.runs.checkpoint import load_state, save_state
+from powerpool.tasks.graph import training as module
+from powerpool.tasks.graph.config import ModelConfig, TrainingConfig
+from powerpool.tasks.graph.model import GraphClassifier, settle_batch_norm
+from powerpool.tasks.graph.training import Score, Training, batches, logits, score
 from tests.pipelines.graph.samples import assert_equal_states, states_differ
 
 

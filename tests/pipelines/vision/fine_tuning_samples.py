@@ -13,9 +13,9 @@ from torch import nn
 
 from powerpool.data import Crops, ImageSplit
 from powerpool.integrations.backbones import load_backbone
-from powerpool.pipelines.vision.config import FineTuningConfig, PoolConfig, VisionConfig
-from powerpool.pipelines.vision.finetuning import FineTuned, fine_tune
-from powerpool.pipelines.vision.model import ImageClassifier
+from powerpool.tasks.vision.config import FineTuningConfig, PoolConfig, VisionConfig
+from powerpool.tasks.vision.finetuning import FineTuned, fine_tune
+from powerpool.tasks.vision.model import ImageClassifier
 
 CLASSES = 3
 

@@ -33,7 +33,7 @@ def stored(folder: Path):
 
 
 def train(folder: Path) -> None:
-    from powerpool.pipelines.vision.finetuning import fine_tune
+    from powerpool.tasks.vision.finetuning import fine_tune
     from tests.pipelines.vision.fine_tuning_samples import network, small_config
 
     config = small_config(epochs=2, batch_size=5, jitter=0.2)

@@ -13,8 +13,8 @@ from torch import nn
 
 from powerpool.data import Crops
 from powerpool.integrations.backbones import Backbone
-from powerpool.pipelines.vision import commands, evaluation, extraction, runs
-from powerpool.pipelines.vision.config import PoolConfig, VisionConfig
+from powerpool.tasks.vision import commands, evaluation, extraction, runs
+from powerpool.tasks.vision.config import PoolConfig, VisionConfig
 
 CLASSES = ("across", "along", "[oblique]")
 CHANNELS, HEAD_CHANNELS = 6, 9

@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from powerpool.checks import ArgumentError, DomainError, NotFiniteError, ShapeError
-from powerpool.pipelines.vision.assessment import PAIRS, ROWS, assess, assessment_table, draw_confusion
+from powerpool.errors import ArgumentError, DomainError, NotFiniteError, ShapeError
+from powerpool.tasks.vision.assessment import PAIRS, ROWS, assess, assessment_table, draw_confusion
 
 STRANGE = ("[bold]cat[/bold]", "<script>alert(1)</script>", "$x$ & $y$", ":dog:", "two\nlines\x1b[31m", "日本語", "a\\")
 

@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from powerpool.cli import main
+from powerpool.cli.main import main
 from powerpool.data import list_pictures, load_images
-from powerpool.locks import locked
-from powerpool.pipelines.vision import commands
-from powerpool.pipelines.vision.runs import load_run
-from powerpool.records import RunRecord
+from powerpool.files import locked
+from powerpool.runs.record import RunRecord
+from powerpool.tasks.vision import commands
+from powerpool.tasks.vision.runs import load_run
 from tests.pipelines.vision.samples import CLASSES, texture, use_tiny, write_pictures
 
 PATIENCE = 300  # seconds: no test is about time, and none waits for ever

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from powerpool.checks import PowerPoolError
-from powerpool.configs import make_config, read_recipe, to_yaml
 from powerpool.data import Crops
-from powerpool.pipelines.vision.config import (
+from powerpool.errors import PowerPoolError
+from powerpool.runs.config import make_config, read_recipe, to_yaml
+from powerpool.tasks.vision.config import (
     FineTuningConfig,
     GridConfig,
     HeadConfig,
@@ -19,7 +19,7 @@ from powerpool.pipelines.vision.config import (
     chosen_values,
     grid_names,
 )
-from powerpool.pipelines.vision.methods import METHODS
+from powerpool.tasks.vision.methods import METHODS
 
 NAN = float("nan")
 

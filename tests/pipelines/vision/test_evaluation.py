@@ -9,11 +9,11 @@ import pytest
 import torch
 from sklearn.linear_model import Ridge
 
-from powerpool.checks import ArgumentError
 from powerpool.data import load_images
-from powerpool.pipelines.vision import evaluation
-from powerpool.pipelines.vision.config import GridConfig, HeadConfig, PoolConfig
-from powerpool.pipelines.vision.evaluation import (
+from powerpool.errors import ArgumentError
+from powerpool.tasks.vision import evaluation
+from powerpool.tasks.vision.config import GridConfig, HeadConfig, PoolConfig
+from powerpool.tasks.vision.evaluation import (
     best_point,
     chosen_pool,
     make_pool,
@@ -23,9 +23,9 @@ from powerpool.pipelines.vision.evaluation import (
     validate,
     validate_heads,
 )
-from powerpool.pipelines.vision.extraction import Features, extract
-from powerpool.pipelines.vision.frozen import descriptors
-from powerpool.pipelines.vision.model import SetPool
+from powerpool.tasks.vision.extraction import Features, extract
+from powerpool.tasks.vision.frozen import descriptors
+from powerpool.tasks.vision.model import SetPool
 from tests.pipelines.vision.samples import CHANNELS, HEAD_CHANNELS, small_config, use_tiny
 
 

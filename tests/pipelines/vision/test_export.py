@@ -13,18 +13,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from powerpool.checks import ArgumentError
-from powerpool.cli import main
+from powerpool.cli.main import main
 from powerpool.data import Crops
+from powerpool.errors import ArgumentError, RecordError
 from powerpool.integrations.backbones import load_backbone
-from powerpool.pipelines.vision import export as exporting
-from powerpool.pipelines.vision.config import PoolConfig
-from powerpool.pipelines.vision.export import ExportError, ExportOptions, describe, export_model, needs_eigenvalues
-from powerpool.pipelines.vision.methods import METHODS
-from powerpool.pipelines.vision.model import ImageClassifier
-from powerpool.pipelines.vision.runs import TrainedModel
-from powerpool.records import RecordError
 from powerpool.solvers import select_solver
+from powerpool.tasks.vision import export as exporting
+from powerpool.tasks.vision.config import PoolConfig
+from powerpool.tasks.vision.export import ExportError, ExportOptions, describe, export_model, needs_eigenvalues
+from powerpool.tasks.vision.methods import METHODS
+from powerpool.tasks.vision.model import ImageClassifier
+from powerpool.tasks.vision.runs import TrainedModel
 
 CHANNELS, CROPS = 10, Crops(size=12, count=2)
 NAMES = ("granny smith", "日本語", "[bold]<b>&</b>")

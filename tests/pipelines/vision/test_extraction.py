@@ -14,17 +14,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from powerpool.checks import ArgumentError
 from powerpool.data import Crops, ImageSet, load_images
 from powerpool.data.errors import MissingDataError
 from powerpool.data.pictures import ImageError
-from powerpool.locks import LockedError, locked
-from powerpool.pipelines.vision import extraction
-from powerpool.pipelines.vision.config import VisionConfig
-from powerpool.pipelines.vision.evaluation import read_images
-from powerpool.pipelines.vision.extraction import SPLITS, Frozen, extract, open_features
-from powerpool.pipelines.vision.model import normalize_pictures
-from powerpool.records import RecordError
+from powerpool.errors import ArgumentError, LockedError, RecordError
+from powerpool.files import locked
+from powerpool.tasks.vision import extraction
+from powerpool.tasks.vision.config import VisionConfig
+from powerpool.tasks.vision.evaluation import read_images
+from powerpool.tasks.vision.extraction import SPLITS, Frozen, extract, open_features
+from powerpool.tasks.vision.model import normalize_pictures
 from tests.pipelines.vision.samples import CHANNELS, CLASSES, small_config, tiny_backbone, use_tiny, write_pictures
 
 pytestmark = pytest.mark.usefixtures("tiny")
@@ -114,7 +113,7 @@ DRIVER = """
 import sys, time
 from pathlib import Path
 from powerpool.data import load_images
-from powerpool.pipelines.vision import extraction
+from powerpool.tasks.vision import extraction
 from tests.pipelines.vision.samples import small_config, tiny_backbone
 
 extraction.load_backbone = lambda name, **options: tiny_backbone()

@@ -21,15 +21,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from powerpool.checkpoints import load_state, save_state
-from powerpool.checks import ArgumentError
 from powerpool.data import Crops, ImageSplit
-from powerpool.pipelines.vision import learner as module
-from powerpool.pipelines.vision.augmentation import RandomCrops, draw_batches, jitter, mixed, random_box
-from powerpool.pipelines.vision.finetuning import CHECKPOINT, FineTuned, fine_tune
-from powerpool.pipelines.vision.learner import Learner
-from powerpool.pipelines.vision.progress import FineTuningError, Plan
-from powerpool.records import RecordError
+from powerpool.errors import ArgumentError, RecordError
+from powerpool.runs.checkpoint import load_state, save_state
+from powerpool.tasks.vision import learner as module
+from powerpool.tasks.vision.augmentation import RandomCrops, draw_batches, jitter, mixed, random_box
+from powerpool.tasks.vision.finetuning import CHECKPOINT, FineTuned, fine_tune
+from powerpool.tasks.vision.learner import Learner
+from powerpool.tasks.vision.progress import FineTuningError, Plan
 from tests.pipelines.vision import fine_tuning_samples
 from tests.pipelines.vision.fine_tuning_samples import network, pictures, small_config, train, with_training
 
@@ -274,8 +273,8 @@ def test_gradients_reach_all_that_is_used(tmp_path, method):
 
 def test_a_head_of_the_network_is_trained_once_where_it_is_the_pool_and_not_at_all_elsewhere(tmp_path):
     from powerpool.integrations.backbones import Backbone
-    from powerpool.pipelines.vision.config import PoolConfig
-    from powerpool.pipelines.vision.model import ImageClassifier
+    from powerpool.tasks.vision.config import PoolConfig
+    from powerpool.tasks.vision.model import ImageClassifier
 
     def model(method):
         body = nn.Sequential(nn.Conv2d(3, 4, 3, stride=4), nn.ReLU())

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from sklearn.linear_model import Ridge
 from torch import Tensor
 
-from powerpool.pipelines.vision import frozen
-from powerpool.pipelines.vision.config import HeadConfig, PoolConfig
-from powerpool.pipelines.vision.frozen import SCALES, Fit, Span, bits, descriptors, score, summary, temperature
-from powerpool.pipelines.vision.model import SetPool
+from powerpool.tasks.vision import frozen
+from powerpool.tasks.vision.config import HeadConfig, PoolConfig
+from powerpool.tasks.vision.frozen import SCALES, Fit, Span, bits, descriptors, score, summary, temperature
+from powerpool.tasks.vision.model import SetPool
 
 CLASSES = 4
 

@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from powerpool.checks import ShapeError
-from powerpool.coordinates import spatial_coordinates
+from powerpool.errors import ShapeError
 from powerpool.functional import second_order_pool
-from powerpool.pipelines.vision.config import PoolConfig
-from powerpool.pipelines.vision.methods import METHODS
-from powerpool.pipelines.vision.model import ImageClassifier, SetPool, normalize_pictures
+from powerpool.moments.coordinates import spatial_coordinates
+from powerpool.tasks.vision.config import PoolConfig
+from powerpool.tasks.vision.methods import METHODS
+from powerpool.tasks.vision.model import ImageClassifier, SetPool, normalize_pictures
 from powerpool.vectorize import to_vector
 from tests.pipelines.vision.samples import CHANNELS, HEAD_CHANNELS, tiny_backbone
 

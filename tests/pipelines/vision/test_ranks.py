@@ -15,13 +15,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from powerpool.checkpoints import load_state
-from powerpool.checks import ArgumentError
-from powerpool.cli import main
-from powerpool.pipelines.vision.config import FineTuningConfig, VisionConfig
-from powerpool.pipelines.vision.finetuning import CHECKPOINT
-from powerpool.pipelines.vision.progress import FineTuningError
-from powerpool.pipelines.vision.ranks import as_launched, is_first, is_launched, require_together
+from powerpool.cli.main import main
+from powerpool.errors import ArgumentError
+from powerpool.runs.checkpoint import load_state
+from powerpool.tasks.vision.config import FineTuningConfig, VisionConfig
+from powerpool.tasks.vision.finetuning import CHECKPOINT
+from powerpool.tasks.vision.progress import FineTuningError
+from powerpool.tasks.vision.ranks import as_launched, is_first, is_launched, require_together
 from tests.pipelines.vision import launched_samples
 from tests.pipelines.vision.fine_tuning_samples import network, small_config, train, with_training
 

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from powerpool.checkpoints import load_state, save_state
 from powerpool.data import Crops, load_images
-from powerpool.pipelines.vision.config import PoolConfig
-from powerpool.pipelines.vision.model import ImageClassifier
-from powerpool.pipelines.vision.runs import TrainedModel, load_run
-from powerpool.records import RecordError
+from powerpool.errors import RecordError
+from powerpool.runs.checkpoint import load_state, save_state
+from powerpool.tasks.vision.config import PoolConfig
+from powerpool.tasks.vision.model import ImageClassifier
+from powerpool.tasks.vision.runs import TrainedModel, load_run
 from tests.pipelines.vision.samples import CLASSES, small_config, tiny_backbone, use_tiny
 
 pytestmark = pytest.mark.usefixtures("tiny")

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 
+from powerpool.analysis import Gathering
 from powerpool.data import Crops, ImageDataset, load_images
-from powerpool.inspect import Gathering
-from powerpool.pipelines.spectra import spread_out
-from powerpool.pipelines.vision.config import PoolConfig
-from powerpool.pipelines.vision.model import ImageClassifier
-from powerpool.pipelines.vision.runs import TrainedModel
+from powerpool.tasks.spectra import spread_out
+from powerpool.tasks.vision.config import PoolConfig
+from powerpool.tasks.vision.model import ImageClassifier
+from powerpool.tasks.vision.runs import TrainedModel
 from tests.pipelines.vision.samples import CLASSES, tiny_backbone
 
 

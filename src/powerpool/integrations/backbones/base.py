@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from powerpool.checks import ArgumentError, PowerPoolError, ShapeError
+from powerpool.errors import ArgumentError, PowerPoolError, ShapeError
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)

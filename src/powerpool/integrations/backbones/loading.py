@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from powerpool.checks import ArgumentError, UnknownNameError
-from powerpool.configs import did_you_mean
+from powerpool.errors import ArgumentError, UnknownNameError, did_you_mean
 from powerpool.integrations.backbones import hub, lite, zoos
 from powerpool.integrations.backbones.base import IMAGENET_MEAN, IMAGENET_STD, Backbone, wrap
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from powerpool.checks import ArgumentError
+from powerpool.errors import ArgumentError
 from powerpool.integrations.backbones.base import PROBE_SIZES, BackboneError, evaluating
 from powerpool.integrations.backbones.folding import agree, tensors_in
 

@@ -12,9 +12,8 @@ from urllib.parse import urlsplit
 import torch
 from torch import Tensor, nn
 
-from powerpool.checks import ArgumentError, UnknownNameError
-from powerpool.configs import did_you_mean
 from powerpool.data.places import how_to_fetch, may_fetch
+from powerpool.errors import ArgumentError, UnknownNameError, did_you_mean
 from powerpool.integrations.backbones.base import (
     IMAGENET_MEAN,
     IMAGENET_STD,

@@ -1,0 +1,49 @@
+"""Modules that moved after version 0.1: their old names import the new modules for one release, with a warning."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import sys
+import warnings
+from collections.abc import Sequence
+from types import ModuleType
+
+RENAMED = {
+    "powerpool.checkpoints": "powerpool.runs.checkpoint",
+    "powerpool.configs": "powerpool.runs.config",
+    "powerpool.coordinates": "powerpool.moments.coordinates",
+    "powerpool.explore": "powerpool.analysis.explorer",
+    "powerpool.inspect": "powerpool.analysis",
+    "powerpool.locks": "powerpool.files",
+    "powerpool.records": "powerpool.runs.record powerpool.runs.environment powerpool.files",
+    "powerpool.segments": "powerpool.moments.segments",
+    "powerpool.statistics": "powerpool.runs.compare",
+}
+
+
+class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        return importlib.util.spec_from_loader(fullname, self) if fullname in RENAMED else None
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
+        new = RENAMED[spec.name].split()
+        text = f"{spec.name} is now {' and '.join(new)}; the old name will be removed."
+        warnings.warn(text, DeprecationWarning, stacklevel=2)
+        module = ModuleType(spec.name)
+        for name in new:
+            module.__dict__.update(vars(importlib.import_module(name)))
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Nothing to do: the names are there already."""
+
+
+def install() -> None:
+    """Let the old names be imported."""
+    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        sys.meta_path.append(_Finder())

@@ -1,0 +1,207 @@
+"""Files that are complete or absent: atomic writes, JSON, bounded reads, and locked folders."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import re
+import stat
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from powerpool.errors import DiskError, LockedError, PowerPoolError, RecordError
+
+DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+"""Errors of the disk itself: another folder on the same disk would not help."""
+DENIED = (errno.EACCES, errno.EPERM, errno.EROFS)
+"""Errors of permission: another folder would help."""
+LARGEST = 256 << 20
+"""Limit in bytes for JSON files, far above any that powerpool writes."""
+LOCK = ".lock"
+PART = ".part-"
+"""Prefix of the temporary file that an atomic write fills."""
+PART_SECONDS = 3600.0
+"""Age at which a temporary file is considered abandoned."""
+
+
+@contextlib.contextmanager
+def atomic(path: str | Path) -> Iterator[Path]:
+    """A file beside ``path`` to write to, which takes the place of ``path`` when the block ends without an error.
+
+    A process that is killed and a disk that is full leave the old file as it was; a reader sees the old one or the new
+    one, never a part. Where ``path`` is a link, the file that it leads to is written.
+    """
+    target = _target(path)
+    make_folder(target.parent)
+    # The suffix stays, for writers that choose the format by it; the rest is short, as the name may be as long as the
+    # system allows. mkstemp makes files that only their owner can read.
+    suffix = target.suffix if len(target.suffix) <= 16 else ""
+    try:
+        handle, name = tempfile.mkstemp(prefix=PART, suffix=suffix, dir=target.parent)
+    except OSError as error:
+        raise cannot_write(path, error) from error
+    os.close(handle)
+    temporary = Path(name)
+    try:
+        yield temporary
+        temporary.chmod(0o666 & ~_umask())
+        with temporary.open("rb") as written:
+            os.fsync(written.fileno())
+        temporary.replace(target)
+    except OSError as error:
+        # What the block reads of other files is not what could not be written.
+        if isinstance(error, PowerPoolError) or error.filename not in (None, name):
+            raise
+        raise cannot_write(path, error) from error
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
+def remove_parts(folder: str | Path) -> None:
+    """Remove what writes left that were killed, in a folder and below it.
+
+    Those of the last hour stay: another process may be at work below, or a worker of a cluster outlive its command.
+    """
+    ours = re.compile(rf"{re.escape(PART)}[a-z0-9_]{{8}}(\..*)?")  # as tempfile names them, and nobody else
+    for place, _, names in os.walk(folder):
+        for part in (Path(place, name) for name in names if ours.fullmatch(name)):
+            with contextlib.suppress(OSError):
+                if time.time() - part.stat().st_mtime > PART_SECONDS:
+                    part.unlink()
+
+
+def require_writable(path: str | Path, remedy: str = "") -> None:
+    """Refuse a place where no file can be written: before the work, not after it. Nothing is made there."""
+    target = _target(path)
+    try:
+        if target.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        folder = target.parent
+        while not folder.exists():
+            folder = folder.parent
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise cannot_write(path, error, "" if error.errno in DISK else remedy) from error
+
+
+def _target(path: str | Path) -> Path:
+    """The file to write: a link stays, and what it leads to is written. A pipe or a device is left alone."""
+    target = Path(os.path.realpath(path)) if os.path.islink(path) else Path(path)
+    if os.path.exists(target) and not (os.path.isfile(target) or os.path.isdir(target)):
+        raise RecordError(f"Cannot write {path}: it is a pipe or a device. Name a file.")
+    return target
+
+
+def cannot_write(path: str | Path, error: OSError, remedy: str = "") -> RecordError:
+    """The error to raise where a file or folder was not written: a :class:`DiskError` where the disk is to blame.
+
+    Example:
+        >>> str(cannot_write("run/model.pt", OSError(errno.ENOSPC, "No space left on device")))
+        'Cannot write run/model.pt: No space left on device. What was there before is unchanged: make room, and try
+        again.'
+    """
+    said = f"Cannot write {path}: {error.strerror or error}."
+    if error.errno in DISK:
+        return DiskError(f"{said} {remedy or 'What was there before is unchanged: make room, and try again.'}")
+    if not remedy and error.errno in DENIED:
+        remedy = "Choose a folder that you may write to."
+    return RecordError(f"{said} {remedy}".rstrip())
+
+
+def make_folder(path: str | Path) -> None:
+    """Make a folder and those above it, unless they are there."""
+    try:
+        Path(path).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        kind, remedy = (DiskError, "Make room") if error.errno in DISK else (RecordError, "Choose another one")
+        raise kind(f"Cannot make the folder {path}: {error.strerror}. {remedy}.") from error
+
+
+def write_json(path: str | Path, data: Any) -> None:
+    """Write ``data`` atomically. NaN and infinity are refused: JSON has none, and other readers would stumble."""
+    try:
+        text = json.dumps(data, indent=1, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise RecordError(f"Cannot write {path} as JSON: {error}.") from error
+    write_text(path, text + "\n")
+
+
+def write_text(path: str | Path, text: str) -> None:
+    """Write a text file atomically. Names of files that are no text have a backslash for each byte that is not."""
+    text = text.encode("utf-8", "backslashreplace").decode("utf-8")
+    with atomic(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def read_bytes(path: str | Path, limit: int) -> bytes:
+    """The content of a file of at most ``limit`` bytes; a pipe, on which one could wait for ever, is refused."""
+    try:
+        # Without waiting for somebody to open the other end of a pipe. What was opened is looked at, not the name:
+        # another process may put a new file in its place at any time.
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | getattr(os, "O_NONBLOCK", 0))) as file:
+            found = os.fstat(file.fileno())
+            if not stat.S_ISREG(found.st_mode):
+                raise RecordError(f"Cannot read {path}: it is a pipe or a device. Name a file.")
+            if found.st_size > limit:
+                raise RecordError(
+                    f"{path} is refused: it has {found.st_size:,} bytes, and files of its kind at most {limit:,}. "
+                    "Restore it, or make it again."
+                )
+            return file.read()
+    except OSError as error:
+        raise RecordError(f"Cannot read {path}: {error.strerror or error}.") from error
+
+
+def read_json(path: str | Path, limit: int = LARGEST) -> Any:
+    """The content of a JSON file; an error names the file, and the line where it is no JSON."""
+    content = read_bytes(path, limit)
+    try:
+        return json.loads(content.decode("utf-8"))
+    except json.JSONDecodeError as error:
+        raise RecordError(f"{path} is not JSON: {error.msg} in line {error.lineno}, column {error.colno}.") from error
+    except UnicodeDecodeError as error:
+        raise RecordError(f"{path} is not JSON: it is not text in UTF-8.") from error
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits; brackets in brackets in brackets
+        raise RecordError(f"{path} holds JSON that nobody writes: {error}.") from error
+
+
+def _umask() -> int:
+    current = os.umask(0)
+    os.umask(current)
+    return current
+
+
+@contextlib.contextmanager
+def locked(folder: str | Path) -> Iterator[None]:
+    """Hold a folder exclusively; a second process gets a :class:`LockedError`.
+
+    The system releases the lock when the process ends, even by SIGKILL, and forked children do not inherit it.
+    Temporary files that killed writers left behind are removed, see :func:`remove_parts`.
+    """
+    make_folder(folder)
+    path = Path(folder) / LOCK
+    try:
+        lock = FileLock(path, timeout=0)
+        lock.acquire()
+    except Timeout as error:
+        raise LockedError(
+            f"Another process is working in {folder}. Wait until it has finished, or choose another folder."
+        ) from error
+    except OSError as error:
+        raise cannot_write(path, error) from error
+    owner = os.getpid()
+    try:
+        remove_parts(folder)
+        yield
+    finally:
+        if os.getpid() == owner:  # a forked child has dropped the lock already
+            lock.release()

@@ -1,0 +1,6 @@
+"""Moments: how features become a symmetric matrix."""
+
+from powerpool.moments.coordinates import spatial_coordinates
+from powerpool.moments.dense import autocorrelation, segment_autocorrelation
+
+__all__ = ["autocorrelation", "segment_autocorrelation", "spatial_coordinates"]

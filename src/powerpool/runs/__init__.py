@@ -1,0 +1,1 @@
+"""Runs: typed records, run folders, the environment of a result, comparisons, and the scheduler."""

@@ -1,0 +1,143 @@
+"""GIN0 of PyTorch Geometric with a readout of the tables, and its head."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from powerpool.data import GraphBatch
+from powerpool.tasks.batch_norm import settling
+from powerpool.tasks.graph.config import ModelConfig
+from powerpool.tasks.graph.methods import METHODS
+from powerpool.tasks.pooling import FeatureSet, Normalization, normalization_of, split_rows
+
+if TYPE_CHECKING:
+    from torch_geometric.nn.aggr import Aggregation
+
+
+class GraphClassifier(nn.Module):
+    r"""Graph convolutions, one vector for each graph, two linear layers.
+
+    .. math:: h_v \leftarrow \operatorname{MLP}\Bigl(h_v + \sum_{u \in N(v)} h_u\Bigr), \qquad
+              z = W_2\, \operatorname{drop}(\operatorname{relu}(W_1\, \operatorname{readout}\{h_v\}))
+
+    This is GIN0 as in PyTorch Geometric's benchmarks, where the readout is the mean: an MLP is linear, ReLU, linear,
+    ReLU, batch normalization, and a node's own features count once. Two methods that are built after the same seed
+    have convolutions with the same weights.
+
+    Args:
+        config: readout, layers, channels.
+        channels: of the node features.
+        classes: length of the vector of logits.
+
+    Example:
+        >>> from powerpool.data import load_graphs
+        >>> graphs = load_graphs("MUTAG")
+        >>> model = GraphClassifier(ModelConfig("SOP+SpecMaxExpF", hidden=16, layers=2), graphs.channels, classes=2)
+        >>> model(graphs[:8]).shape, model.pooled(graphs[:8]).shape
+        (torch.Size([8, 2]), torch.Size([8, 136]))
+    """
+
+    def __init__(self, config: ModelConfig, channels: int, classes: int) -> None:
+        from torch_geometric.nn import GINConv
+
+        super().__init__()
+        hidden = config.hidden
+        self.method = config.method
+        self.neighbours = config.neighbours
+        self.rectified = METHODS[config.method].rectified
+        self.convolutions = nn.ModuleList(
+            GINConv(_mlp(before, hidden), train_eps=False) for before in [channels, *[hidden] * (config.layers - 1)]
+        )
+        self.readout = make_readout(config)
+        self.features = hidden if METHODS[config.method].first_order else hidden * (hidden + 1) // 2
+        self.head: nn.Module = nn.Sequential(
+            nn.Linear(self.features, hidden),
+            nn.ReLU(),
+            nn.Dropout(config.dropout),
+            nn.Linear(hidden, classes),
+        )
+
+    def forward(self, batch: GraphBatch) -> Tensor:  # shape: (graphs, classes)
+        """The logits of each graph."""
+        logits: Tensor = self.head(self.pooled(batch))
+        return logits
+
+    def pooled(self, batch: GraphBatch) -> Tensor:  # shape: (graphs, features)
+        """The vector of each graph."""
+        vectors: Tensor = self.readout(self.nodes(batch), batch.batch, dim_size=batch.num_graphs)
+        return vectors
+
+    def nodes(self, batch: GraphBatch) -> Tensor:  # shape: (nodes, hidden)
+        """The features of each node that the readout pools."""
+        x, edges = batch.x, batch.edge_index
+        if self.training and self.neighbours is not None:
+            edges = sample_neighbours(edges, self.neighbours)
+        for convolution in self.convolutions:
+            x = convolution(x, edges)
+        return x.relu() if self.rectified else x
+
+    def feature_sets(self, batch: GraphBatch) -> list[FeatureSet]:
+        """What the readout pools of each graph that has nodes."""
+        return [FeatureSet(rows.T) for rows in split_rows(self.nodes(batch), batch.batch)]
+
+    @property
+    def normalization(self) -> Normalization:
+        """What the readout does to it."""
+        if METHODS[self.method].first_order is not None:
+            return Normalization(self.method, is_first_order=True)
+        return normalization_of(self.method, self.readout)
+
+
+@torch.no_grad()
+def settle_batch_norm(model: GraphClassifier, batches: Iterable[GraphBatch]) -> None:
+    """Take the statistics of batch normalization from these graphs, with the weights as they are.
+
+    They are means over the batches, which have to be as mixed and as large as those of the training.
+
+    The running ones are a mean over the last ten steps or so. In a small data set these are several epochs, in which a
+    rate of 0.01 has moved the weights far.
+    """
+    with settling(model):
+        for batch in batches:
+            model.nodes(batch)
+
+
+def make_readout(config: ModelConfig) -> Aggregation:
+    """What pools the nodes of a graph, for the method of the configuration."""
+    from torch_geometric.nn.aggr import MeanAggregation, SumAggregation
+
+    from powerpool.integrations.pyg import SecondOrderAggregation
+
+    method = METHODS[config.method]
+    if method.first_order is not None:
+        return {"mean": MeanAggregation, "sum": SumAggregation}[method.first_order]()
+    return SecondOrderAggregation(
+        config.hidden, method.make_curve(config), method.mode, config.beta, method.make_solver(config)
+    )
+
+
+def sample_neighbours(edge_index: Tensor, most: int) -> Tensor:  # shape: (2, edges) -> (2, at most edges)
+    """At most ``most`` of the edges that end in each node, drawn without replacement; the order of the rest stays.
+
+    Example:
+        >>> edges = torch.tensor([[1, 2, 3, 0], [0, 0, 0, 1]])  # three end in node 0, one in node 1
+        >>> sample_neighbours(edges, 2)[1]
+        tensor([0, 0, 1])
+    """
+    target = edge_index[1]
+    if len(target) == 0:
+        return edge_index
+    # Sorted by target, and at random within each: the first ones of every target are the sample.
+    shuffled = torch.randperm(len(target), device=target.device)
+    order = shuffled[target[shuffled].argsort(stable=True)]
+    degree = target.bincount()
+    rank = torch.arange(len(target), device=target.device) - (degree.cumsum(0) - degree)[target[order]]
+    return edge_index[:, order[rank < most].sort().values]
+
+
+def _mlp(before: int, after: int) -> nn.Module:
+    return nn.Sequential(nn.Linear(before, after), nn.ReLU(), nn.Linear(after, after), nn.ReLU(), nn.BatchNorm1d(after))

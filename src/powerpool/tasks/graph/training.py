@@ -1,0 +1,219 @@
+"""Training of one model on some of the graphs of a set: epochs that can be stopped and taken up again."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from powerpool.data import GraphBatch, GraphSet
+from powerpool.tasks.devices import require_device
+from powerpool.tasks.graph.config import ModelConfig, TrainingConfig
+from powerpool.tasks.graph.model import GraphClassifier, settle_batch_norm
+
+
+@dataclass(frozen=True)
+class Score:
+    """How well a model does on some graphs."""
+
+    loss: float
+    accuracy: float
+    """In percent."""
+
+
+@dataclass
+class Curves:
+    """One number for every epoch so far."""
+
+    train_loss: list[float] = field(default_factory=list)
+    validation_loss: list[float] = field(default_factory=list)
+    validation_accuracy: list[float] = field(default_factory=list)
+
+
+@dataclass
+class Best:
+    """The epoch with the lowest validation loss so far, the first of equals, and the weights after it."""
+
+    epoch: int
+    """Counted from 1."""
+    score: Score
+    weights: dict[str, Tensor]
+
+
+class Training:
+    """A model, its optimiser, and all else that an epoch depends on.
+
+    The loop is written out instead of taken from Lightning, whose own share of an epoch is more than the work of a
+    small model: 11.1 ms against 5.1 on MUTAG with 2 layers of 16, with all that can be switched off in Lightning off.
+
+    Args:
+        model: the readout and sizes.
+        config: optimiser and schedule.
+        graphs: the set.
+        train: numbers of the graphs to train on.
+        validation: numbers of the graphs that the epoch is chosen on; None where it is not chosen.
+        seed: of the weights, the order of the graphs and dropout.
+
+    Example:
+        >>> from powerpool.data import load_graphs
+        >>> graphs = load_graphs("MUTAG")
+        >>> config = TrainingConfig(epochs=2)
+        >>> training = Training(ModelConfig("GIN0", hidden=8, layers=2), config, graphs, torch.arange(100))
+        >>> training.run()
+        >>> training.epoch, len(training.curves.train_loss)
+        (2, 2)
+    """
+
+    def __init__(
+        self,
+        model: ModelConfig,
+        config: TrainingConfig,
+        graphs: GraphSet,
+        train: Tensor,  # shape: (train,)
+        validation: Tensor | None = None,  # shape: (validation,)
+        seed: int = 0,
+    ) -> None:
+        self.config, self.graphs, self.train = config, graphs.to(require_device(config.device)), train
+        self.validation = None if validation is None else batches(self.graphs, validation, config.batch_size)
+        self.order = torch.Generator().manual_seed(seed)
+        # Files are often sorted by class: parts of equal size at random, as the batches of training are.
+        mixed = train[torch.randperm(len(train), generator=torch.Generator().manual_seed(0))]
+        self.settling = mixed.tensor_split(-(-len(train) // config.batch_size))
+        # The global generator, which gives initial weights, dropout and neighbours, is the caller's: it is put back
+        # after every epoch, and this is where it was for the model.
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            self.model = GraphClassifier(model, graphs.channels, len(graphs.classes)).to(config.device)
+            self.random = _random_state(config.device)
+        self.optimizer = torch.optim.Adam(
+            self.model.parameters(), lr=config.learning_rate, weight_decay=config.weight_decay
+        )
+        self.schedule = torch.optim.lr_scheduler.StepLR(self.optimizer, config.decay_every, config.decay_factor)
+        self.curves = Curves()
+        self.seconds = 0.0
+        self.best: Best | None = None
+
+    @property
+    def epoch(self) -> int:
+        """Epochs done."""
+        return len(self.curves.train_loss)
+
+    def run(self, epochs: int | None = None, after: Callable[[Training], None] = lambda training: None) -> None:
+        """Train until ``epochs`` are done (those of the configuration), and call ``after`` after each."""
+        while self.epoch < (self.config.epochs if epochs is None else epochs):
+            self.step()
+            after(self)
+
+    def step(self) -> None:
+        """One epoch."""
+        start = time.perf_counter()
+        with torch.random.fork_rng():
+            _set_random_state(self.random, self.config.device)
+            loss = self._train()
+            self.random = _random_state(self.config.device)
+        self.schedule.step()
+        self.curves.train_loss.append(loss)
+        if self.validation is not None:
+            self.settle()
+            validated = score(self.model, self.validation)
+            self.curves.validation_loss.append(validated.loss)
+            self.curves.validation_accuracy.append(validated.accuracy)
+            # A loss that is no number is never the best: nothing would be below it.
+            lowest = math.inf if self.best is None else self.best.score.loss
+            if validated.loss < lowest:
+                weights = {name: value.detach().clone() for name, value in self.model.state_dict().items()}
+                self.best = Best(self.epoch, validated, weights)
+        self.seconds += time.perf_counter() - start
+
+    def settle(self) -> None:
+        """Make the model ready for evaluation."""
+        if self.config.batch_norm == "recomputed":
+            settle_batch_norm(self.model, (self.graphs[part.to(self.config.device)] for part in self.settling))
+
+    def _train(self) -> float:
+        self.model.train()
+        total = torch.zeros((), device=self.config.device)
+        order = torch.randperm(len(self.train), generator=self.order)
+        for part in split(self.train[order], self.config.batch_size):
+            batch = self.graphs[part.to(self.config.device)]
+            loss = nn.functional.cross_entropy(self.model(batch), batch.y)
+            self.optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+            self.optimizer.step()
+            total += loss.detach() * len(part)
+        return float(total) / len(self.train)
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that the next epoch depends on, as tensors and plain values."""
+        best = self.best
+        return {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "schedule": self.schedule.state_dict(),
+            "order": self.order.get_state(),
+            "random": self.random,
+            "curves": asdict(self.curves),
+            "seconds": self.seconds,
+            "best": best and {"epoch": best.epoch, "score": asdict(best.score), "weights": best.weights},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where :meth:`state_dict` was taken: what follows is the same, bit for bit."""
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.schedule.load_state_dict(state["schedule"])
+        self.order.set_state(state["order"])
+        self.random = state["random"]
+        self.curves, self.seconds = Curves(**state["curves"]), state["seconds"]
+        best = state["best"]
+        self.best = best and Best(best["epoch"], Score(**best["score"]), best["weights"])
+
+
+def split(numbers: Tensor, size: int) -> list[Tensor]:
+    """Numbers of graphs, ``size`` to a batch; a last one alone joins the batch before.
+
+    It may have one node, and batch normalization has no variance for that.
+    """
+    *parts, last = numbers.split(size)
+    if parts and len(last) == 1:
+        return [*parts[:-1], torch.cat([parts[-1], last])]
+    return [*parts, last]
+
+
+def batches(graphs: GraphSet, chosen: Tensor, size: int) -> list[GraphBatch]:
+    """The chosen graphs in their order, ``size`` to a batch: made once, for sets that are looked at every epoch."""
+    return [graphs[part.to(graphs.node_ptr.device)] for part in chosen.split(size)]
+
+
+@torch.no_grad()
+def logits(model: nn.Module, parts: list[GraphBatch]) -> Tensor:  # shape: (graphs, classes)
+    """What the model says in evaluation mode."""
+    model.eval()
+    return torch.cat([model(part) for part in parts])
+
+
+def score(model: nn.Module, parts: list[GraphBatch]) -> Score:
+    """Mean cross-entropy and accuracy."""
+    return score_of(logits(model, parts), torch.cat([part.y for part in parts]))
+
+
+def score_of(scores: Tensor, targets: Tensor) -> Score:  # shape: (graphs, classes), (graphs,)
+    """The same, of logits."""
+    correct = int((scores.argmax(-1) == targets).sum())
+    return Score(float(nn.functional.cross_entropy(scores, targets)), 100 * correct / len(targets))
+
+
+def _random_state(device: str) -> list[Tensor]:
+    states = [torch.get_rng_state()]
+    return [*states, torch.cuda.get_rng_state(device)] if device.startswith("cuda") else states
+
+
+def _set_random_state(states: list[Tensor], device: str) -> None:
+    torch.set_rng_state(states[0])
+    if device.startswith("cuda"):
+        torch.cuda.set_rng_state(states[1], device)
