@@ -5,17 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from powerpool.cli.reproduce_graph import ReproduceGraphOptions, read_config
+from powerpool.tasks.graph.methods import METHODS
+from powerpool.tasks.vision.methods import METHODS as VISION_METHODS
 
 from powerpool.cli import reproduce_vision as vision
-from powerpool.cli.reproduce_graph import ReproduceGraphOptions, read_config
 from powerpool.data.image_sources import KNOWN
 from powerpool.data.tu_sources import GRAPHS
 from powerpool.runs.config import read_recipe, recipe_names
 from powerpool.tasks.graph.config import GraphConfig
-from powerpool.tasks.graph.methods import METHODS
 from powerpool.tasks.graph.model import GraphClassifier
 from powerpool.tasks.vision.config import VisionConfig
-from powerpool.tasks.vision.methods import METHODS as VISION_METHODS
 from powerpool.tasks.vision.model import SetPool
 
 GRAPH_RECIPES = [name for name in recipe_names() if name.startswith("graph/")]

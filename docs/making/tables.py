@@ -11,6 +11,10 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from pathlib import Path
 
+from powerpool.tasks.fewshot.methods import METHODS as FEWSHOT_METHODS
+from powerpool.tasks.graph.methods import METHODS as GRAPH_METHODS
+from powerpool.tasks.vision.methods import METHODS as VISION_METHODS
+
 from powerpool.bench import publish
 from powerpool.bench.record import BenchRecord, Measured, load
 from powerpool.report import tables
@@ -20,9 +24,6 @@ from powerpool.report.tables.base import Group, Row
 from powerpool.report.tables.findings import order_findings
 from powerpool.report.tables.formats import MISSING, p_text, signed
 from powerpool.report.tables.words import losses
-from powerpool.tasks.fewshot.methods import METHODS as FEWSHOT_METHODS
-from powerpool.tasks.graph.methods import METHODS as GRAPH_METHODS
-from powerpool.tasks.vision.methods import METHODS as VISION_METHODS
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "results"

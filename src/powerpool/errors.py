@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import difflib
 import re
+import reprlib
 from collections.abc import Iterable
 from typing import Any
 
 MANY = 20
 """A message lists at most this many choices; of more it shows the nearest."""
 BEFORE_LAST_PART = re.compile(r".*[./]")
+_BOUNDED = reprlib.Repr()  # a nested structure from a file may have an endless repr
+_BOUNDED.maxlevel = 2
 
 
 class PowerPoolError(Exception):
@@ -117,7 +120,9 @@ def shorten(text: str, longest: int = 60) -> str:
 
 def shown(value: Any) -> str:
     """Return a bounded ``repr`` of a value for a message; None is shown as null, as in YAML."""
-    return "null" if value is None else shorten(repr(value))
+    if value is None:
+        return "null"
+    return shorten(repr(value[:100]) if isinstance(value, str) else _BOUNDED.repr(value))
 
 
 def _nearest(value: str, names: list[str]) -> list[str]:

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from powerpool.tasks.fewshot.methods import METHODS
 
 from powerpool.bench import command, launch
 from powerpool.bench.command import suite_cases
@@ -25,7 +26,6 @@ from powerpool.cli import main as cli
 from powerpool.cli.main import COMMANDS, main
 from powerpool.report import report
 from powerpool.runs import scheduler as runner
-from powerpool.tasks.fewshot.methods import METHODS
 from powerpool.tasks.vision import export
 from tests.bench import samples
 from tests.experiments.threads import Threads

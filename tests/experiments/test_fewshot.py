@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from powerpool.tasks.fewshot.methods import METHODS
 
 from powerpool.cli import reproduce_fewshot as fewshot
 from powerpool.cli.main import main
@@ -18,7 +19,6 @@ from powerpool.runs.config import read_recipe, recipe_names
 from powerpool.runs.record import RunRecord
 from powerpool.tasks.fewshot import evaluation
 from powerpool.tasks.fewshot.config import EpisodeConfig, FewShotConfig
-from powerpool.tasks.fewshot.methods import METHODS
 from powerpool.tasks.fewshot.runs import load_run
 from tests.experiments.threads import Threads
 from tests.pipelines.fewshot.samples import write_folder

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from powerpool.runs.provenance import code_digest, fingerprint, guarded, origin_of, with_origin, without_origin
 
 import powerpool
 from powerpool.errors import RecordError
 from powerpool.runs import provenance
 from powerpool.runs.environment import environment
-from powerpool.runs.provenance import code_digest, fingerprint, guarded, origin_of, with_origin, without_origin
 
 START = {**environment(), "commit": "now", "dirty": False, "time": "2026-03-01", "threads": 8, "variables": {}}
 

@@ -4,13 +4,13 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
-
 from powerpool.cli.reproduce_graph import PLACES
+from powerpool.tasks.graph.methods import METHODS
+
 from powerpool.report import tables
 from powerpool.report.report import BASELINE, read_records, record_path, write_report
 from powerpool.runs.config import read_recipe
 from powerpool.tasks.graph.config import PROTOCOLS, GraphConfig
-from powerpool.tasks.graph.methods import METHODS
 
 RESULTS = Path(__file__).parents[2] / "results/graph"
 PAPER = ("MUTAG", "PTC_MR", "PROTEINS", "NCI1")

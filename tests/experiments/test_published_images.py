@@ -4,6 +4,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+from powerpool.tasks.vision.methods import METHODS
 
 from powerpool.cli.reproduce_vision import NOT_FROZEN, PLACES, PROTOCOLS
 from powerpool.report.report import read_records, record_path, write_report
@@ -11,7 +12,6 @@ from powerpool.report.tables import right_pictures
 from powerpool.runs.compare import mcnemar
 from powerpool.runs.config import read_recipe
 from powerpool.tasks.vision.config import VisionConfig
-from powerpool.tasks.vision.methods import METHODS
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "results/vision"

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from powerpool.tasks.fewshot.methods import METHODS
 from scipy import stats
 
 from powerpool.errors import RecordError
@@ -21,7 +22,6 @@ from powerpool.report.plots import draw_curves, draw_values, mean_curve
 from powerpool.report.report import record_path, write_report
 from powerpool.report.tables import Group, order_findings, right_by_episode
 from powerpool.runs.record import RunRecord
-from powerpool.tasks.fewshot.methods import METHODS
 from tests.experiments import runs
 from tests.experiments.test_report import rows
 

@@ -13,6 +13,7 @@ from xml.etree import ElementTree as ET
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from powerpool.tasks.vision.methods import METHODS
 from scipy import stats
 
 from powerpool.errors import RecordError
@@ -22,7 +23,6 @@ from powerpool.report.report import ReportOptions, record_path, write_report
 from powerpool.report.tables import Group, order_findings, right_pictures
 from powerpool.runs.compare import mcnemar
 from powerpool.runs.record import RunRecord
-from powerpool.tasks.vision.methods import METHODS
 from tests.experiments import runs
 from tests.experiments.test_report import HOSTILE, Page, rows
 

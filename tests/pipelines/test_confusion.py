@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from powerpool.tasks.confusion import as_entry, confusion_matrix
 from sklearn.metrics import confusion_matrix as sklearn_confusion
 
 from powerpool.data import load_graphs
 from powerpool.report.details import confusion_of
 from powerpool.runs.record import RunRecord
-from powerpool.tasks.confusion import as_entry, confusion_matrix
 from powerpool.tasks.graph import evaluation as graphs
 from powerpool.tasks.graph.model import GraphClassifier
 from tests.experiments import runs

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import typing
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -157,7 +157,7 @@ def _start(suite: str, options: BenchOptions, path: Path) -> BenchRecord:
     record = BenchRecord(
         suite,
         given,
-        environment(),
+        asdict(environment()),
         protocol={
             **dataclasses.asdict(effort),
             "time": "seconds; median and quartiles of interleaved repetitions in one process",

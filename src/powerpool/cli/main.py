@@ -42,7 +42,6 @@ from powerpool.runs.config import to_yaml
 PIPELINES = "train,graph,sweep,figures"
 VISION = "train,vision,sweep,figures,sklearn"
 FEWSHOT = "train,vision,sweep,figures,sklearn"
-METHODS = "powerpool.tasks.{}.methods"
 SAME_COMMAND = "What is done is kept: the same command goes on from there"
 OFFLINE = "POWERPOOL_OFFLINE"
 """The variable by which the code that reads data, in this process and its workers, knows of ``--offline``."""
@@ -64,9 +63,11 @@ class Command:
     words: str | None = None
     """The option, a list, that all words without a name belong to, wherever they stand."""
     methods: str | None = None
-    """The module whose ``METHODS`` the command knows: its help lists them."""
+    """The task whose methods the help lists."""
     goes_on: str = ""
     """How to go on after Ctrl-C, where what is done is kept."""
+    options: str | None = None
+    """"module:Class" of the options; default: the type of the parameter of the function."""
 
 
 COMMANDS: dict[str, Command] = {
@@ -94,34 +95,38 @@ COMMANDS: dict[str, Command] = {
         extras="train,figures",
     ),
     "train graph": Command(
-        target="powerpool.tasks.graph.commands:train",
+        target="powerpool.cli.commands:train",
+        options="powerpool.tasks.graph.options:TrainOptions",
         help="train a graph classifier on one fold of a data set, and keep the model",
         extras=PIPELINES,
-        methods=METHODS.format("graph"),
+        methods="graph",
         goes_on=SAME_COMMAND,
     ),
     "evaluate graph": Command(
-        target="powerpool.tasks.graph.commands:evaluate",
+        target="powerpool.cli.commands:evaluate",
+        options="powerpool.tasks.graph.options:EvaluateOptions",
         help="the accuracy of a trained graph classifier on the graphs that it has not seen",
         extras=PIPELINES,
     ),
     "predict graph": Command(
-        target="powerpool.tasks.graph.commands:predict",
+        target="powerpool.cli.commands:predict",
+        options="powerpool.tasks.graph.options:PredictOptions",
         help="the class that a trained graph classifier gives to every graph of a data set",
         extras=PIPELINES,
     ),
     "reproduce graph": Command(
-        target="powerpool.cli.reproduce_graph:run",
+        target="powerpool.cli.reproduce:run",
+        options="powerpool.tasks.graph.options:ReproduceOptions",
         help="all folds of data sets and methods, several at a time; goes on where it was stopped",
         extras=PIPELINES,
-        methods=METHODS.format("graph"),
+        methods="graph",
         goes_on=SAME_COMMAND,
     ),
     "train vision": Command(
         target="powerpool.tasks.vision.commands:train",
         help="train an image classifier, on frozen features or end to end, and keep the model",
         extras=VISION,
-        methods=METHODS.format("vision"),
+        methods="vision",
         goes_on=SAME_COMMAND,
     ),
     "evaluate vision": Command(
@@ -144,21 +149,21 @@ COMMANDS: dict[str, Command] = {
         target="powerpool.cli.reproduce_vision:run",
         help="every method on the same frozen features of data sets, as in the paper's tables of images",
         extras=VISION,
-        methods=METHODS.format("vision"),
+        methods="vision",
         goes_on=SAME_COMMAND,
     ),
     "sweep vision": Command(
         target="powerpool.cli.sweep:run",
         help="validation accuracy against one setting, such as beta, alpha or eta: the paper's sensitivity plots",
         extras=VISION,
-        methods=METHODS.format("vision"),
+        methods="vision",
         goes_on=SAME_COMMAND,
     ),
     "train fewshot": Command(
         target="powerpool.tasks.fewshot.commands:train",
         help="train a network that compares pictures of classes it has never seen, and keep it",
         extras=FEWSHOT,
-        methods=METHODS.format("fewshot"),
+        methods="fewshot",
         goes_on=SAME_COMMAND,
     ),
     "evaluate fewshot": Command(
@@ -176,7 +181,7 @@ COMMANDS: dict[str, Command] = {
         target="powerpool.cli.reproduce_fewshot:run",
         help="every method in the same test episodes, as in the paper's tables of few-shot learning",
         extras=FEWSHOT,
-        methods=METHODS.format("fewshot"),
+        methods="fewshot",
         goes_on=SAME_COMMAND,
     ),
     "inspect": Command(
@@ -260,7 +265,7 @@ def _run(name: str, arguments: list[str]) -> int:
         arguments = [f"--{command.first_word}={arguments[0]}", *arguments[1:]]
     with _network_forbidden(flags.offline):
         function = _load(command.target)
-        options_type = _options_type(function)
+        options_type: Any = _load(command.options) if command.options else _options_type(function)
         if asks_for_help(arguments):
             sys.stdout.write(help_text(options_type, name) + _methods(command))
             return 0
@@ -431,7 +436,9 @@ def _methods(command: Command) -> str:
     """What a help says of methods, where they are named by an option."""
     if command.methods is None:
         return ""
-    names = ", ".join(importlib.import_module(command.methods).METHODS)
+    from powerpool.tasks.methods import METHODS
+
+    names = ", ".join(METHODS[command.methods])
     # A name is not broken: its parts would be names, too.
     listed = textwrap.fill(names, 100, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)
     return f"\nmethods:\n{listed}\n"

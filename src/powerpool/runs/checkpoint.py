@@ -1,4 +1,4 @@
-"""Tensors and plain values in a file that is whole or not there, and that can hold no code."""
+"""Checkpoints: tensors and plain values in one file, written atomically, and read without running any code."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from powerpool.errors import RecordError
 from powerpool.files import atomic, read_bytes
 
 LARGEST = 16 << 30
-"""Bytes of a checkpoint, which is read into memory: networks that are trained here take a few hundred million."""
+"""Limit in bytes; a checkpoint is read into memory."""
+ZIP = b"PK\3\4"
 
 
 def save_state(path: str | Path, state: dict[str, Any]) -> None:
@@ -24,65 +25,63 @@ def save_state(path: str | Path, state: dict[str, Any]) -> None:
     with atomic(path) as temporary, temporary.open("wb") as file:
         try:
             torch.save(state, file)
-        except RuntimeError as error:  # which torch puts in the place of what the file said: of a full disk
-            raise _said_by_system(error) or error from None
+        except RuntimeError as error:  # torch hides the error of the system, for instance of a full disk
+            raise _system_error(error) or error from None
 
 
 def load_state(path: str | Path) -> dict[str, Any]:
-    """What :func:`save_state` wrote, on the CPU. A file with anything but tensors and plain values is refused."""
+    """Read a file of :func:`save_state` to the CPU; anything but tensors and plain values is refused."""
+    _require_zip(path)
     content = io.BytesIO(read_bytes(path, LARGEST))
     try:
+        _refuse_bomb(content)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of pickles that others wrote, which are refused anyway
-            _refuse_bomb(content)
+            warnings.simplefilter("ignore")  # about foreign pickles, which are refused anyway
             state = torch.load(content, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise RecordError(
-            f"{path} was not loaded: it is damaged, or holds more than tensors and plain values, which could run code."
+            f"{path} was not loaded: it is damaged, or contains Python objects other than tensors and plain values."
         ) from error
-    except Exception as error:  # a damaged pickle makes the reader stumble anywhere: IndexError, OSError, ...
-        raise RecordError(f"{path} is no checkpoint, or a damaged one: {_first_line(error)}.") from error
+    except Exception as error:  # a damaged pickle fails anywhere: IndexError, OSError, ...
+        first = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
+        raise RecordError(f"{path} is not a checkpoint, or is damaged: {first}.") from error
     if not isinstance(state, dict):
-        raise RecordError(f"{path} is no checkpoint of powerpool: it holds {type(state).__name__}, not a dictionary.")
+        raise RecordError(f"{path} is not a powerpool checkpoint: it contains a {type(state).__name__}.")
     return state
 
 
-def _refuse_bomb(content: io.BytesIO) -> None:
-    """Refuse what was made to fill memory.
+def _require_zip(path: str | Path) -> None:
+    """Look at the first bytes, as torch does, before the whole file is read: to zipfile, a pickle may end in a zip."""
+    if not Path(path).is_file():
+        return  # read_bytes names the reason
+    with Path(path).open("rb") as file:
+        first = file.read(len(ZIP))
+    if first != ZIP:
+        raise RecordError(f"{path} is not a powerpool checkpoint: it is not a zip of tensors and plain values.")
 
-    A checkpoint is a zip of records as they are, never more than the file. Of what torch lets a pickle call, only
-    bytearray makes memory out of a number; tensors and plain values do not need it.
-    """
-    # By its first bytes, as torch tells: to zipfile a pickle with a zip behind it would be a zip.
-    first = content.read(4)
-    if first[:1] == pickle.PROTO:
-        raise pickle.UnpicklingError("a bare pickle, which is not read at all")
-    if first != b"PK\3\4":
-        raise ValueError("it is not of the kind that powerpool writes, a zip of tensors and plain values")
+
+def _refuse_bomb(content: io.BytesIO) -> None:
+    """Refuse a file that would fill memory: compressed records, or a pickle that allocates with bytearray."""
     with zipfile.ZipFile(content) as archive:
         size = sum(record.file_size for record in archive.infolist())
         if size > content.getbuffer().nbytes:
             raise ValueError(f"its records have {size:,} bytes, more than the file")
         for record in archive.infolist():
             if record.filename.lower().endswith("data.pkl") and _calls_bytearray(archive.read(record)):
-                raise ValueError("it asks for empty memory, which tensors and plain values do not need")
+                raise ValueError("its pickle calls bytearray, which tensors and plain values do not need")
     content.seek(0)
 
 
 def _calls_bytearray(data: bytes) -> bool:
-    # Such a text may also be a plain value: of the few that have it, the commands are looked at.
+    # The word may also be a plain value, so the operations are inspected.
     return b"bytearray" in data and any(
         operation.name in ("GLOBAL", "INST", "STACK_GLOBAL") and "bytearray" in str(argument or "bytearray")
         for operation, argument, _ in pickletools.genops(data)
     )
 
 
-def _said_by_system(error: BaseException) -> OSError | None:
+def _system_error(error: BaseException) -> OSError | None:
     cause = error.__context__
     while cause is not None and not isinstance(cause, OSError):
         cause = cause.__context__
     return cause
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")

@@ -28,11 +28,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-import torch
-
-import powerpool
 from powerpool.errors import ArgumentError, PowerPoolError, require_choice
 from powerpool.files import atomic, write_text
+from powerpool.runs.environment import environment
 from powerpool.runs.processes import module_places, python, usable_cores
 
 EngineName = Literal["loky", "dask", "ray"]
@@ -159,16 +157,10 @@ def opened(engine: Engine, jobs: int | None, variables: Mapping[str, str], folde
 
 
 def versions() -> dict[str, str]:
-    """What results depend on beside the settings: a worker with another Python or other code gives others."""
-    from powerpool.runs.provenance import code_digest, pillow
-
-    return {
-        "Python": platform.python_version(),
-        "torch": torch.__version__,
-        "powerpool": powerpool.__version__,
-        "Pillow": str(pillow()),
-        "the code of powerpool": "-".join(code_digest(pipeline)[:8] for pipeline in ("graph", "vision", "fewshot")),
-    }
+    """Return what results depend on beside their settings: workers with other versions are refused."""
+    found = environment()
+    names = ("python", "torch", "powerpool", "commit")
+    return {**{name: str(getattr(found, name)) for name in names}, "pillow": found.packages.get("pillow", "none")}
 
 
 # ---- dask ------------------------------------------------------------------------------------------------------------

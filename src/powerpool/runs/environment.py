@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
+import hashlib
+import json
 import os
 import platform
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 import torch
 
 import powerpool
+from powerpool.runs.typed import Json
 
 PACKAGES = (
     "datasets",
@@ -29,32 +33,97 @@ PACKAGES = (
     "torch_geometric",
     "transformers",
 )
-"""Others that a result may depend on, where they are installed."""
+"""Packages that a result may depend on, recorded where they are installed."""
 
 
-def environment() -> dict[str, Any]:
-    """Processor, versions, threads, commit, time and command: all that a number depends on beside the code's input."""
+@dataclass(frozen=True)
+class Environment:
+    """Where a result comes from: everything that a number depends on beside its settings and data."""
+
+    processor: str | None = None
+    cores: int | str | None = None
+    platform: str | None = None
+    python: str | None = None
+    torch: str | None = None
+    powerpool: str | None = None
+    packages: dict[str, str] = field(default_factory=dict)
+    cuda: str | None = None
+    threads: int | None = None
+    variables: dict[str, str] = field(default_factory=dict)
+    commit: str | None = None
+    dirty: bool | None = None
+    time: str | None = None
+    command: str | None = None
+    quick: bool = False
+    """Whether the run only showed that everything works, so that its numbers mean nothing."""
+
+
+def environment() -> Environment:
+    """Return the environment of this process."""
     commit, dirty = _checkout(Path(powerpool.__file__).parent)
-    return {
-        "processor": _processor(),
-        "cores": os.cpu_count(),
-        "platform": platform.platform(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "powerpool": metadata.version("powerpool"),
-        "packages": {name: version for name in PACKAGES if (version := _version(name)) is not None},
-        "cuda": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-        "threads": torch.get_num_threads(),
-        "variables": {name: value for name, value in sorted(os.environ.items()) if name.startswith(("OMP_", "MKL_"))},
-        "commit": commit,
-        "dirty": dirty,
-        "time": dt.datetime.now(dt.timezone.utc).isoformat(timespec="seconds"),
-        "command": shlex.join([_program(), *sys.argv[1:]]),
-    }
+    return Environment(
+        processor=_processor(),
+        cores=os.cpu_count(),
+        platform=platform.platform(),
+        python=platform.python_version(),
+        torch=torch.__version__,
+        powerpool=metadata.version("powerpool"),
+        packages={name: version for name in PACKAGES if (version := _version(name)) is not None},
+        cuda=torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        threads=torch.get_num_threads(),
+        variables={name: value for name, value in sorted(os.environ.items()) if name.startswith(("OMP_", "MKL_"))},
+        commit=commit,
+        dirty=dirty,
+        time=dt.datetime.now(dt.timezone.utc).isoformat(timespec="seconds"),
+        command=shlex.join([_program(), *sys.argv[1:]]),
+    )
+
+
+def resume_key(task: str, version: int, settings: Json, packages: Sequence[str] = ()) -> str:
+    """Return a short digest of all that changes the numbers of a unit, under which its result is stored.
+
+    Args:
+        task: its name.
+        version: of the task, raised when its numbers change.
+        settings: everything that a result depends on, with digests of data and weights.
+        packages: whose versions matter, beside torch.
+    """
+    versions = {name: _version(name) for name in ("torch", *packages)}
+    text = json.dumps([task, version, settings, versions, platform.python_version()], sort_keys=True)
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+def merge_environments(found: Sequence[Environment], command: str | None) -> Environment:
+    """Combine the environments of the units of one run; where they differ, all values are listed.
+
+    Units may have been computed by an earlier command, on another machine, or from another commit.
+    """
+    first = found[0]
+    names = sorted({name for one in found for name in one.packages})
+    commits = sorted({one.commit for one in found if one.commit is not None})
+    return replace(
+        first,
+        processor=_merge(one.processor for one in found),
+        cores=first.cores if len({one.cores for one in found}) == 1 else _merge(str(one.cores) for one in found),
+        platform=_merge(one.platform for one in found),
+        python=_merge(one.python for one in found),
+        torch=_merge(one.torch for one in found),
+        powerpool=_merge(one.powerpool for one in found),
+        cuda=_merge(one.cuda for one in found),
+        packages={name: _merge(one.packages.get(name) for one in found) or "" for name in names},
+        commit=", ".join(commits) or None,
+        dirty=any(one.dirty for one in found) if commits else None,
+        time=min((one.time for one in found if one.time), default=None),
+        command=command,
+    )
+
+
+def _merge(values: Iterable[str | None]) -> str | None:
+    return ", ".join(sorted({value for value in values if value is not None})) or None
 
 
 def _program() -> str:
-    """What was typed in the first place; ``python -m powerpool`` has the path of a file there."""
+    """Return what was typed first; ``python -m powerpool`` has the path of a file there."""
     given = Path(sys.argv[0])
     return "powerpool" if given == Path(powerpool.__file__).with_name("__main__.py") else given.name
 
@@ -75,11 +144,11 @@ def _processor() -> str:
 
 @cache
 def _checkout(folder: Path) -> tuple[str | None, bool | None]:
-    """The commit of the checkout that the package is in, and whether files differ from it; None where there is none.
+    """Return the commit of the checkout and whether files differ from it; None outside a checkout.
 
-    Asked once: the code of this process is that of its start, whatever lies there later.
+    Cached: the code of this process is that of its start, whatever the folder contains later.
     """
-    # An installed copy may lie inside someone else's repository, in its .venv: only tracked files are ours.
+    # An installed copy may lie inside another repository, in its .venv: only tracked files count.
     if _git(folder, "ls-files", "--error-unmatch", "__init__.py") is None:
         return None, None
     commit = _git(folder, "rev-parse", "HEAD")
@@ -88,7 +157,6 @@ def _checkout(folder: Path) -> tuple[str | None, bool | None]:
 
 
 def _git(folder: Path, *arguments: str) -> str | None:
-    """The answer of git, or None where it has none. It takes no lock, on which a git of the user's would fail."""
     command = ["git", "--no-optional-locks", "-C", str(folder), *arguments]
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()

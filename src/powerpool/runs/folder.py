@@ -1,132 +1,228 @@
-"""What run folders and answers of all pipelines have in common: whose a folder is, and tables of predictions."""
+"""Run folders: settings, data, model and record of one training.
+
+====================  ================================================================
+``config.yaml``       the merged settings
+``data.json``         name and digest of the data
+``model.json``        what the model is: sizes, classes, how inputs are read
+``model.safetensors`` its weights
+``record.json``       what was measured
+``checkpoints/``      what is needed to resume
+====================  ================================================================
+
+Version 0.1 wrote ``model.pt`` instead of the two model files; it is still read.
+"""
 
 from __future__ import annotations
 
-import csv
-import io
 import platform
-from collections.abc import Iterable, Sequence
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch import Tensor, nn
 
 from powerpool.console import note
-from powerpool.console import write_text as print_text
-from powerpool.errors import ArgumentError, RecordError
-from powerpool.files import read_json, require_writable, write_json, write_text
+from powerpool.errors import PowerPoolError, RecordError, shown
+from powerpool.files import atomic, read_json, require_writable, write_json, write_text
+from powerpool.runs.checkpoint import load_state
 from powerpool.runs.config import RecipeError, read_recipe, to_yaml
+from powerpool.runs.typed import Json, from_json, to_json
 
-CONFIG, DATA, MODEL, RECORD, EVALUATION = "config.yaml", "data.json", "model.pt", "record.json", "evaluation.json"
+CONFIG, DATA, RECORD, EVALUATION = "config.yaml", "data.json", "record.json", "evaluation.json"
+MODEL, WEIGHTS, OLD_MODEL = "model.json", "model.safetensors", "model.pt"
+CHECKPOINTS = "checkpoints"
+OLD_CHECKPOINTS = ("trials", "points", "training")
+"""Where version 0.1 kept what is needed to resume."""
+FORMAT = 2
+
+S = TypeVar("S")
+N = TypeVar("N", bound=nn.Module)
 
 
-def open_run(
-    folder: Path,
-    wanted: Any,
-    data: tuple[str, str],
-    *,
-    pipeline: str,
-    made: Iterable[Path] = (),
-    overwrite: bool = False,
-) -> None:
-    """Make a run folder, or see that what is in it is the beginning of this very run.
+@dataclass(frozen=True)
+class DataIdentity:
+    """Name and content digest of the data of a run."""
+
+    name: str
+    digest: str
+
+
+def open_run(folder: Path, config: Any, data: DataIdentity, *, task: str, overwrite: bool = False) -> None:
+    """Create a run folder, or check that an existing one is an unfinished run with the same settings and data.
 
     Args:
-        folder: the run folder; the caller has locked it.
-        wanted: the configuration of the run, a dataclass.
-        data: name and digest of the data.
-        pipeline: "graph", "vision" or "fewshot", for what is said.
-        made: what a run leaves in the folder, beside model, record and evaluation; ``overwrite`` deletes it.
-        overwrite: start anew where the folder holds another run, instead of refusing.
+        folder: the run folder, locked by the caller.
+        config: the settings, a dataclass.
+        data: identity of the data.
+        task: "graph", "vision" or "fewshot", for messages.
+        overwrite: start anew where the folder contains another run, instead of refusing.
     """
-    file, (name, digest) = folder / CONFIG, data
+    file, remedy = folder / CONFIG, "Choose another --out, or start anew with --overwrite."
     if overwrite:
-        for old in (folder / MODEL, folder / RECORD, folder / EVALUATION, *made):
-            old.unlink(missing_ok=True)
+        for name in (MODEL, WEIGHTS, OLD_MODEL, RECORD, EVALUATION):
+            (folder / name).unlink(missing_ok=True)
+        for name in (CHECKPOINTS, *OLD_CHECKPOINTS):
+            shutil.rmtree(folder / name, ignore_errors=True)
     elif file.exists():
-        if _settings(file, type(wanted)) != wanted:
-            raise RecordError(
-                f"{folder} holds a run with other settings (see {file}). Choose another --out, or start anew there "
-                "with --overwrite."
-            )
-        if not is_of(folder, digest):
-            raise RecordError(
-                f"{folder} holds this run, but of other data: {name} has changed since. Choose another --out, "
-                "or start anew there with --overwrite."
-            )
+        if _read_config(file, type(config)) != config:
+            raise RecordError(f"{folder} contains a run with other settings (see {file}). {remedy}")
+        if not is_data_of(folder, data.digest):
+            raise RecordError(f"{folder} contains this run, but {data.name} has changed since. {remedy}")
         if (folder / RECORD).exists():
             raise RecordError(
-                f"{folder} holds this very run, finished. Look at it with 'powerpool evaluate {pipeline} --run "
-                f"{folder}', choose another --out, or train it anew with --overwrite."
+                f"{folder} contains this run, finished. Test it with 'powerpool evaluate {task} --run {folder}'. "
+                f"{remedy}"
             )
-        note(f"Going on with the run in {folder}.")
-    write_json(folder / DATA, {"name": name, "digest": digest})
-    write_text(file, to_yaml(wanted))
+        note(f"Resuming the run in {folder}.")
+    write_json(folder / DATA, to_json(data))
+    write_text(file, to_yaml(config))
 
 
-def _settings(file: Path, config_type: type[Any]) -> Any:
-    """The settings of a run; None where they are those of another kind of run."""
+def _read_config(file: Path, kind: type[Any]) -> Any:
     try:
-        return read_recipe(file, config_type)
-    except RecipeError:
+        return read_recipe(file, kind)
+    except RecipeError:  # the settings of another kind of run
         return None
 
 
-def require_same_data(name: str, digest: str, wanted: str) -> None:
-    """Refuse data that is not what a command read when it began: a unit may run on another machine, or hours later.
+def read_identity(folder: str | Path) -> DataIdentity | None:
+    """Return the data of a run; None where the folder does not name it."""
+    file = Path(folder, DATA)
+    return from_json(DataIdentity, read_json(file, limit=1 << 20), DATA) if file.exists() else None
 
-    Args:
-        name: of the data.
-        digest: what was found here.
-        wanted: what the command has.
-    """
-    if digest != wanted:
+
+def is_data_of(folder: str | Path, digest: str) -> bool:
+    """Whether a run was started with the data of this digest."""
+    found = read_identity(folder)
+    return found is not None and found.digest == digest
+
+
+def require_same_data(found: DataIdentity, digest: str) -> None:
+    """Refuse data that differs from what the command read: a unit may run on another machine, or hours later."""
+    if found.digest != digest:
         raise RecordError(
-            f"{name} on {platform.node()} is not the data that the command has read: its digest is {digest}, not "
-            f"{wanted}. Put the same files on all machines, leave them alone while the command runs, and give it again."
+            f"{found.name} on {platform.node()} is not the data that the command has read: its digest is "
+            f"{found.digest}, not {digest}. Put the same files on all machines, and give the command again."
         )
 
 
-def is_of(folder: str | Path, digest: str) -> bool:
-    """Whether a run was started with the data of this digest; one that does not say was not."""
-    file = Path(folder, DATA)
-    found = read_json(file) if file.exists() else None
-    return isinstance(found, dict) and found.get("digest") == digest
-
-
-def require_answer_file(out: str | None) -> None:
-    """Answers are written as CSV or JSON, by the name of the file; where that cannot be is said before the work."""
-    if out is None:
-        return
-    if Path(out).suffix not in (".csv", ".json"):
-        raise ArgumentError(f"out must end in .csv or .json (got {out!r}).")
-    require_place(out)
-
-
-def require_place(*files: str | Path) -> None:
-    """Refuse places that cannot be written, before the work whose results go there."""
+def require_output(*files: str | Path) -> None:
+    """Refuse places that cannot be written before the work whose results go there."""
     for file in files:
         require_writable(file, "Choose another place with --out.")
 
 
-def write_answers(rows: Sequence[dict[str, Any]], out: str | None) -> None:
-    """One row for each answer: to a file, .csv or .json by its name, or printed as CSV without one."""
-    if out is not None and out.endswith(".json"):
-        write_json(out, list(rows))
-        return
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    if out is None:
-        print_text(text.getvalue())
-    else:
-        write_text(out, text.getvalue())
+# ---- models ----------------------------------------------------------------------------------------------------------
 
 
-def missing_model(folder: Path, pipeline: str, called: str) -> RecordError:
-    """Why a run folder has no model, and what to do."""
+class Weights:
+    """The weights in a file: their shapes without reading them, and the tensors when they are asked for."""
+
+    def __init__(self, shapes: dict[str, tuple[int, ...]], read: Callable[[], dict[str, Tensor]]) -> None:
+        self.shapes, self.read = shapes, read
+
+    @classmethod
+    def of(cls, tensors: Mapping[str, Tensor]) -> Weights:
+        """Wrap tensors that are in memory."""
+        return cls({name: tuple(value.shape) for name, value in tensors.items()}, lambda: dict(tensors))
+
+    @classmethod
+    def open(cls, path: Path) -> Weights:
+        """Read the header of a safetensors file."""
+        from safetensors import SafetensorError, safe_open
+        from safetensors.torch import load_file
+
+        try:
+            with safe_open(path, framework="pt") as file:
+                shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+        except (OSError, SafetensorError) as error:
+            raise RecordError(f"{path} is not a safetensors file, or is damaged: {error}.") from error
+        return cls(shapes, lambda: load_file(path))
+
+
+@dataclass(frozen=True)
+class StoredModel(Generic[S]):
+    """What a run folder holds of a model: its specification, a dataclass of the task, and its weights."""
+
+    spec: S
+    weights: Weights
+
+
+def save_model(folder: Path, task: str, spec: Any, weights: Mapping[str, Tensor]) -> None:
+    """Write a model atomically: the weights first, then the specification, which makes it readable."""
+    from safetensors.torch import save_file
+
+    with atomic(folder / WEIGHTS) as temporary:
+        save_file({name: value.detach().cpu().contiguous().clone() for name, value in weights.items()}, temporary)
+    write_json(folder / MODEL, {"format": FORMAT, "task": task, **to_json(spec)})
+
+
+def read_model(
+    folder: str | Path, task: str, spec_type: type[S], convert_old: Callable[[dict[str, Json]], Json]
+) -> StoredModel[S]:
+    """Read the model of a run folder.
+
+    Args:
+        folder: the run folder.
+        task: the task that is expected.
+        spec_type: the dataclass of its specification.
+        convert_old: makes the JSON of a specification from the content of a ``model.pt`` of version 0.1.
+    """
+    folder = Path(folder)
+    file, old = folder / MODEL, folder / OLD_MODEL
+    if file.is_file():
+        return _build_model(read_json(file, limit=64 << 20), Weights.open(folder / WEIGHTS), file, task, spec_type)
+    if old.is_file():
+        state = load_state(old)
+        weights = state.pop("weights", None)
+        if not isinstance(weights, dict) or not all(isinstance(value, Tensor) for value in weights.values()):
+            raise RecordError(f"{old} is a damaged model: weights must be tensors by name.")
+        named = {"format": FORMAT, "task": state.pop("pipeline", None)}
+        if state.pop("format", None) != 1:
+            raise RecordError(f"{old} is not a model of powerpool 0.1.")
+        try:
+            spec = convert_old(state)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise RecordError(f"{old} is a damaged model: {type(error).__name__}: {shown(str(error))}.") from error
+        return _build_model({**spec, **named}, Weights.of(weights), old, task, spec_type)
     if not folder.is_dir():
-        return RecordError(f"There is no run folder {folder}. Make one with: powerpool train {pipeline} --out {folder}")
-    return RecordError(
-        f"{folder} holds no {MODEL}: it is no run of {called}, or its training did not end. Give it the same command "
-        f"again to go on: powerpool train {pipeline} --config {folder / CONFIG} --out {folder}"
+        raise RecordError(f"There is no run folder {folder}. Make one with: powerpool train {task} --out {folder}")
+    raise RecordError(
+        f"{folder} contains no {MODEL}: it is not a run of powerpool train {task}, or its training was stopped. "
+        f"Resume it with: powerpool train {task} --config {folder / CONFIG} --out {folder}"
     )
+
+
+def _build_model(data: Json, weights: Weights, file: Path, task: str, spec_type: type[S]) -> StoredModel[S]:
+    if not isinstance(data, dict) or data.get("format") != FORMAT or data.get("task") != task:
+        found = {name: data.get(name) for name in ("task", "format")} if isinstance(data, dict) else data
+        raise RecordError(f"{file} is not a {task} model of format {FORMAT} (got {shown(found)}).")
+    try:
+        spec = from_json(spec_type, {name: value for name, value in data.items() if name not in ("format", "task")})
+    except PowerPoolError as error:
+        raise RecordError(f"{file} is a damaged model: {error}") from error
+    return StoredModel(spec, weights)
+
+
+def build_network(make: Callable[[], N], weights: Weights, file: str | Path, *, optional: tuple[str, ...] = ()) -> N:
+    """Build a network and load its weights; shapes are compared first, on the meta device, before memory is allocated.
+
+    Args:
+        make: builds the network with its initial weights.
+        weights: what it gets.
+        file: named in errors.
+        optional: prefixes of weights that may be missing, as those of a backbone that was not trained.
+    """
+    with torch.device("meta"):
+        expected = {name: tuple(value.shape) for name, value in make().state_dict().items()}
+    missing = [name for name in expected.keys() - weights.shapes.keys() if not name.startswith(optional or ("\0",))]
+    wrong = [name for name, shape in weights.shapes.items() if expected.get(name) != shape]
+    if missing or wrong:
+        names = ", ".join(sorted([*missing, *wrong])[:3])
+        raise RecordError(f"{file}: the weights do not fit the stored settings ({shown(names)[1:-1]}).")
+    network = make()
+    network.load_state_dict(weights.read(), strict=False)
+    return network.eval()

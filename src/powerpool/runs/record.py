@@ -1,77 +1,220 @@
-"""The record of a run: results, settings and environment, in one JSON file."""
+"""Records: the typed results of one method on one data set, with settings and environment, in one JSON file.
+
+A result is of one of three kinds, and the record says which: :class:`FoldResult` (cross-validation),
+:class:`SplitResult` (a fixed test split) and :class:`EpisodeResult` (few-shot episodes). Records of version 0.1 are
+converted when they are read.
+"""
 
 from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass, fields
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from powerpool.errors import RecordError
+from torch import Tensor
+
+from powerpool.errors import RecordError, shown
 from powerpool.files import read_json, write_json
 from powerpool.runs.compare import Summary, summarize
+from powerpool.runs.environment import Environment
+from powerpool.runs.typed import Json, from_json, to_json
 
-SCHEMA = 1
+SCHEMA = 2
+OLD_SCHEMA = 1
+HEADS = ("task", "data", "method", "protocol", "metric")
 DERIVED = ("count", "mean", "std", "interval")
 
 
 @dataclass(frozen=True)
-class RunRecord:
-    """The values of one method on all folds of one data set, and all that they depend on.
+class Score:
+    """Accuracy in % and mean loss on some samples."""
 
-    Mean, deviation and interval are derived from the values of the folds. They stand in the file for its readers, and
-    :meth:`read` refuses a file in which they are not those of the values.
+    value: float
+    loss: float
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A grid point, and its validation score."""
+
+    settings: dict[str, float]
+    value: float
+    loss: float
+    epoch: int | None = None
+
+
+@dataclass(frozen=True)
+class Confusion:
+    """A confusion matrix as a sparse list of ``"TRUE PREDICTED COUNT"``, which stays short for many classes.
+
+    Example:
+        >>> import torch
+        >>> found = Confusion.of(torch.tensor([[5, 0], [2, 3]]), ["cat", "dog"])
+        >>> found.counts, found.dense()
+        (('0 0 5', '1 0 2', '1 1 3'), [[5, 0], [2, 3]])
     """
 
-    pipeline: str
+    classes: tuple[str, ...]
+    counts: tuple[str, ...]
+
+    @classmethod
+    def of(cls, matrix: Tensor, classes: Sequence[object]) -> Confusion:  # shape: (classes, classes)
+        """Convert a dense matrix of counts, rows being the true classes."""
+        found = matrix.cpu()
+        entries = (f"{row} {column} {int(found[row, column])}" for row, column in found.nonzero().tolist())
+        return cls(tuple(map(str, classes)), tuple(entries))
+
+    def dense(self) -> list[list[int]]:
+        """Return the matrix as rows of counts."""
+        size = len(self.classes)
+        rows = [[0] * size for _ in range(size)]
+        for entry in self.counts:
+            words = entry.split()
+            if len(words) != 3 or not all(word.isdecimal() and len(word) < 16 for word in words):
+                raise RecordError(f"confusion.counts must be 'TRUE PREDICTED COUNT' (got {shown(entry)}).")
+            row, column, count = map(int, words)
+            if row >= size or column >= size:
+                raise RecordError(f"confusion.counts must name classes below {size} (got {shown(entry)}).")
+            rows[row][column] = count
+        return rows
+
+
+@dataclass(frozen=True)
+class Spectrum:
+    """Mean shares of the eigenvalues of pooled matrices, before and after power normalization."""
+
+    samples: int
+    size: int
+    """Number of rows of a matrix."""
+    ranks: tuple[int, ...]
+    """Which eigenvalues are kept, from 1 (the largest)."""
+    before: tuple[float, ...]
+    after: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if not len(self.ranks) == len(self.before) == len(self.after):
+            raise RecordError("spectrum.ranks, before and after must have the same length.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """A test, and the selection that led to it."""
+
+    number: int
+    """Which fold, split or seed of the record."""
+    value: float
+    """Test accuracy in %."""
+    test_loss: float
+    seconds: float
+    chosen: dict[str, float] = field(default_factory=dict)
+    """The selected settings."""
+    validation: Score | None = None
+    trials: tuple[Trial, ...] = ()
+    curves: dict[str, tuple[float | None, ...]] = field(default_factory=dict)
+    """Training curves by name, one number per epoch or validation."""
+    confusion: Confusion | None = None
+    spectrum: Spectrum | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class FoldResult(Result):
+    """The test of one fold of a cross-validation."""
+
+    epoch: int
+    """The selected epoch, from 1."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SplitResult(Result):
+    """The test on a fixed split."""
+
+    top5: float
+    count: int
+    """Number of test samples."""
+    right: str
+    """Which samples were classified correctly, as hexadecimal digits; see :func:`pack_bits`."""
+    converged: int | None = None
+    """The first epoch whose validation accuracy is near the best."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpisodeResult(Result):
+    """The test of one seed in few-shot episodes."""
+
+    seed: int = 0
+    right: tuple[int, ...]
+    """Correctly classified queries of each episode."""
+    queries: int
+    """Queries of an episode."""
+    test_seconds: float
+    episodes_per_second: float
+
+    @property
+    def accuracies(self) -> list[float]:
+        """Accuracy of every episode in %."""
+        return [100 * right / self.queries for right in self.right]
+
+
+KINDS: dict[str, type[Result]] = {"graph": FoldResult, "vision": SplitResult, "fewshot": EpisodeResult}
+"""The kind of results of each task."""
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """The results of one method on one data set under one protocol, and all that they depend on.
+
+    Mean, standard deviation and interval are derived from the results. They are written for other readers of the file,
+    and :meth:`read` refuses a file in which they differ from the results.
+    """
+
+    task: str
     data: str
     method: str
     protocol: str
     metric: str
-    """What the values are, with their unit: "accuracy in %". More is better."""
-    folds: tuple[dict[str, Any], ...]
-    """Each with its number ``fold`` and its ``value``, and whatever else is known of it."""
-    config: dict[str, Any]
+    """The name and unit of the values, such as "accuracy in %". Higher is better."""
+    results: tuple[Result, ...]
+    config: dict[str, Json]
     seed: int
     seconds: float
-    environment: dict[str, Any]
+    environment: Environment = field(default_factory=Environment)
 
     def __post_init__(self) -> None:
-        for name in ("pipeline", "data", "method", "protocol", "metric"):
-            text = getattr(self, name)
-            _require(isinstance(text, str) and text != "", name, "a text that is not empty", text)
-        _require(_is_whole(self.seed), "seed", "a whole number", self.seed)
-        _require(_is_number(self.seconds) and self.seconds >= 0, "seconds", "a number >= 0", self.seconds)
-        _require(isinstance(self.config, dict), "config", "an object of named settings", self.config)
-        _require(isinstance(self.environment, dict), "environment", "an object of named facts", self.environment)
-        _require(isinstance(self.folds, list | tuple) and len(self.folds) > 0, "folds", "a list of folds", self.folds)
-        for position, fold in enumerate(self.folds):
-            name = f"folds[{position}]"
-            _require(isinstance(fold, dict), name, "an object", fold)
-            number, value = fold.get("fold"), fold.get("value")
-            _require(_is_whole(number), f"{name}.fold", "the number of the fold", number)
-            _require(_is_number(value), f"{name}.value", "a finite number", value)
-        numbers = [fold["fold"] for fold in self.folds]
-        _require(len(set(numbers)) == len(numbers), "folds", "folds of different numbers", numbers)
-        # As JSON has them, with lists for tuples: what is read is equal to what was written, down to the last setting.
-        object.__setattr__(self, "config", _as_json(self.config, "config"))
-        object.__setattr__(self, "environment", _as_json(self.environment, "environment"))
-        object.__setattr__(self, "folds", tuple(_as_json(list(self.folds), "folds")))
+        if self.task not in KINDS:
+            raise RecordError(f"task must be one of {', '.join(KINDS)} (got {shown(self.task)}).")
+        for name in HEADS:
+            if not getattr(self, name):
+                raise RecordError(f"{name} must not be empty.")
+        if not self.results:
+            raise RecordError("results must have at least one entry (got none).")
+        numbers = [result.number for result in self.results]
+        if len(set(numbers)) != len(numbers):
+            raise RecordError(f"results must have different numbers (got {shown(numbers)}).")
+        if self.seconds < 0:
+            raise RecordError(f"seconds must be at least 0 (got {self.seconds}).")
+        # As JSON has them, with lists for tuples: what is read equals what was written.
+        try:
+            object.__setattr__(self, "config", json.loads(json.dumps(self.config, allow_nan=False)))
+        except (TypeError, ValueError) as error:
+            raise RecordError(f"config must be JSON ({error}).") from error
 
     @property
     def values(self) -> tuple[float, ...]:
-        """The value of every fold, in the order of the folds."""
-        return tuple(float(fold["value"]) for fold in self.folds)
+        """The value of every result."""
+        return tuple(result.value for result in self.results)
 
     @property
     def summary(self) -> Summary:
-        """Count, mean, deviation and interval of the values."""
+        """Count, mean, standard deviation and interval of the values."""
         return summarize(self.values)
 
     @property
     def count(self) -> int:
-        return len(self.folds)
+        return len(self.results)
 
     @property
     def mean(self) -> float:
@@ -79,84 +222,159 @@ class RunRecord:
 
     @property
     def std(self) -> float | None:
-        """Of the sample of folds; None where there is only one."""
+        """Sample standard deviation; None for a single result."""
         return self.summary.std
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """The 95 % interval of the mean; None where there is only one fold."""
+        """95 % interval of the mean; None for a single result."""
         return self.summary.interval
 
+    @property
+    def folds(self) -> tuple[dict[str, Json], ...]:
+        """Deprecated: ``results``, as plain dictionaries."""
+        warnings.warn("RunRecord.folds is now RunRecord.results.", DeprecationWarning, stacklevel=2)
+        return tuple(to_json(result) for result in self.results)
+
+    @property
+    def pipeline(self) -> str:
+        """Deprecated: ``task``."""
+        warnings.warn("RunRecord.pipeline is now RunRecord.task.", DeprecationWarning, stacklevel=2)
+        return self.task
+
     def paired(self, other: RunRecord) -> tuple[list[float], list[float]]:
-        """The values of both records on the folds that both have, in the order of their numbers."""
-        ours, theirs = ({fold["fold"]: float(fold["value"]) for fold in record.folds} for record in (self, other))
+        """Return the values of both records for the numbers that both have."""
+        ours, theirs = ({result.number: result.value for result in record.results} for record in (self, other))
         common = sorted(ours.keys() & theirs.keys())
         return [ours[number] for number in common], [theirs[number] for number in common]
 
     def write(self, path: str | Path) -> None:
-        """Write the record atomically, with the numbers that are derived from its values."""
-        data = {field.name: getattr(self, field.name) for field in fields(self)}
-        heads = {name: data.pop(name) for name in ("pipeline", "data", "method", "protocol", "metric")}
+        """Write the record atomically, with the numbers derived from its results."""
+        data = to_json(self)
+        heads = {name: data.pop(name) for name in HEADS}
         write_json(path, {"schema": SCHEMA, **heads, **_derived(self.summary), **data})
 
     @classmethod
     def read(cls, path: str | Path) -> RunRecord:
-        """The record in a file; an error names the file, and the field that is not as it has to be."""
+        """Read a record; an error names the file and the field that is wrong."""
         data = read_json(path)
-        if not isinstance(data, dict) or data.get("schema") != SCHEMA:
-            found = f"schema {data.get('schema')!r}" if isinstance(data, dict) else f"a {type(data).__name__}"
-            raise RecordError(f"{path} is not a record of a run: it has {found}, needed is schema {SCHEMA}.")
-        names = [field.name for field in fields(cls)]
-        expected = {"schema", *names, *DERIVED}
-        for problem, wrong in (("lacks", expected - data.keys()), ("has an unknown", data.keys() - expected)):
-            if wrong:
-                listed = ", ".join(repr(name) for name in sorted(wrong))
-                raise RecordError(f"{path} {problem} field {listed}. Make the record again, or restore the file.")
+        schema = data.get("schema") if isinstance(data, dict) else None
+        if schema not in (SCHEMA, OLD_SCHEMA):
+            raise RecordError(
+                f"{path} is not a powerpool record: schema must be {OLD_SCHEMA} or {SCHEMA} (got {shown(schema)})."
+            )
         try:
-            record = cls(**{name: data[name] for name in names})
+            found = _convert_old(data) if schema == OLD_SCHEMA else data
+            record = _build(cls, found)
+            for name, derived in _derived(record.summary).items():
+                if not _is_close(data.get(name), derived):
+                    raise RecordError(
+                        f"{name} is {shown(data.get(name))}, but its results give {derived}. Restore the file."
+                    )
         except RecordError as error:
             raise RecordError(f"{path} is a damaged record: {error}") from error
-        for name, derived in _derived(record.summary).items():
-            if not _is_close(data[name], derived):
-                raise RecordError(
-                    f"{path} is a damaged record: its {name} is {data[name]!r}, that of its folds is {derived!r}. "
-                    "Numbers are not edited by hand: make the record again, or restore the file."
-                )
         return record
 
 
-def _derived(summary: Summary) -> dict[str, Any]:
+def pack_bits(flags: Tensor) -> str:
+    """Pack booleans into hexadecimal digits, the first flag in the highest bit of the first digit.
+
+    Example:
+        >>> import torch
+        >>> pack_bits(torch.tensor([True, False, False, False, True]))
+        '88'
+    """
+    bits = "".join("1" if flag else "0" for flag in flags.tolist())
+    padded = bits + "0" * (-len(bits) % 8)
+    return f"{int(padded, 2):0{len(padded) // 4}x}" if padded else ""
+
+
+def unpack_bits(digits: str, count: int) -> list[bool]:
+    """Return the flags that :func:`pack_bits` packed."""
+    bits = "".join(f"{int(digit, 16):04b}" for digit in digits)
+    return [bit == "1" for bit in bits[:count]]
+
+
+def _build(cls: type[RunRecord], data: dict[str, Json]) -> RunRecord:
+    names = [entry.name for entry in fields(cls)]
+    for name in data.keys() - {"schema", *names, *DERIVED}:
+        raise RecordError(f"{shown(name)} is not a known field.")
+    task = from_json(_Head, {"task": data.get("task")}).task
+    if task not in KINDS:
+        raise RecordError(f"task must be one of {', '.join(KINDS)} (got {shown(task)}).")
+    plain = {name: data[name] for name in names if name in data and name not in ("results", "environment")}
+    results = data.get("results")
+    if not isinstance(results, list):
+        raise RecordError(f"results must be a list (got {shown(results)}).")
+    head = from_json(_Head, plain)
+    return cls(
+        results=tuple(from_json(KINDS[task], one, f"results[{place}]") for place, one in enumerate(results)),
+        environment=from_json(Environment, data.get("environment", {}), "environment"),
+        **{name: getattr(head, name) for name in (*HEADS, "config", "seed", "seconds")},
+    )
+
+
+@dataclass(frozen=True)
+class _Head:
+    """The fields of a record beside its results and environment."""
+
+    task: str
+    data: str = ""
+    method: str = ""
+    protocol: str = ""
+    metric: str = ""
+    config: dict[str, Any] = field(default_factory=dict)
+    seed: int = 0
+    seconds: float = 0.0
+
+
+def _convert_old(data: dict[str, Json]) -> dict[str, Json]:
+    """Convert a record of version 0.1, whose ``folds`` were folds, splits or seeds."""
+    found = {name: value for name, value in data.items() if name not in ("pipeline", "folds")}
+    folds = data.get("folds")
+    if not isinstance(folds, list) or not all(isinstance(fold, dict) for fold in folds):
+        raise RecordError(f"folds must be a list of objects (got {shown(folds)}).")
+    return found | {"task": data.get("pipeline"), "results": [_convert_old_result(fold) for fold in folds]}
+
+
+def _convert_old_result(fold: dict[str, Json]) -> dict[str, Json]:
+    found = dict(fold)
+    found["number"] = found.pop("fold", None)
+    if "validation_loss" in found:
+        found["validation"] = {"value": found.pop("validation_accuracy", None), "loss": found.pop("validation_loss")}
+    for old in ("trials", "grid"):
+        if isinstance(found.get(old), list):
+            found["trials"] = [_convert_old_trial(trial) for trial in found.pop(old)]
+    if isinstance(found.get("right_by_episode"), str):
+        words = found.pop("right_by_episode").split()
+        if not all(word.isdecimal() for word in words):
+            raise RecordError("right_by_episode must list whole numbers.")
+        found["right"] = [int(word) for word in words]
+        found.pop("count", None)  # of episodes: the length of the list
+    return found
+
+
+def _convert_old_trial(trial: Json) -> Json:
+    if not isinstance(trial, dict):
+        return trial
+    if "chosen" in trial:
+        return {"settings": trial["chosen"], **{name: trial[name] for name in trial.keys() - {"chosen"}}}
+    named = {"epoch": "epoch", "validation_accuracy": "value", "validation_loss": "loss"}
+    scores = {new: trial[old] for old, new in named.items() if old in trial}
+    return {"settings": {name: value for name, value in trial.items() if name not in named}, **scores}
+
+
+def _derived(summary: Summary) -> dict[str, Json]:
     interval = None if summary.interval is None else list(summary.interval)
     return {"count": summary.count, "mean": summary.mean, "std": summary.std, "interval": interval}
 
 
-def _is_close(found: Any, derived: Any) -> bool:
-    """Whether a number, a pair of numbers or None is the derived one, but for the round-off of another machine."""
+def _is_close(found: Json, derived: Json) -> bool:
+    """Whether a number, a pair of numbers or None is the derived one, up to the round-off of another machine."""
     if isinstance(derived, list):
         pairs = zip(found, derived, strict=True) if isinstance(found, list) and len(found) == len(derived) else None
         return pairs is not None and all(_is_close(one, other) for one, other in pairs)
     if derived is None or isinstance(derived, int):
         return type(found) is type(derived) and found == derived
-    return _is_number(found) and math.isclose(found, derived, rel_tol=1e-9, abs_tol=1e-9)
-
-
-def _is_whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _require(fits: bool, name: str, needed: str, given: Any) -> None:
-    if not fits:
-        raise RecordError(f"{name} must be {needed} (got {given!r}).")
-
-
-def _as_json(value: Any, name: str) -> Any:
-    try:
-        return json.loads(json.dumps(value, allow_nan=False))
-    except (TypeError, ValueError) as error:
-        raise RecordError(
-            f"{name} must hold what JSON can: texts, finite numbers, lists, objects, none ({error})."
-        ) from error
+    is_number = isinstance(found, int | float) and not isinstance(found, bool) and math.isfinite(found)
+    return is_number and math.isclose(found, derived, rel_tol=1e-9, abs_tol=1e-9)

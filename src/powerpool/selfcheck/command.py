@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
@@ -16,7 +16,7 @@ from powerpool.runs.environment import environment
 from powerpool.selfcheck import report
 from powerpool.selfcheck.battery import Battery
 from powerpool.selfcheck.report import Outcome
-from powerpool.tasks.devices import require_device
+from powerpool.tasks.training import require_device
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def run(options: SelfcheckOptions) -> int:
             _say(outcomes[-1].line)
     seconds = time.perf_counter() - started
     about = {"device": options.device, "seed": options.seed, "quick": options.quick, "seconds": round(seconds, 1)}
-    machine = environment()
+    machine = asdict(environment())
     data = report.as_json(outcomes, about, machine)
     emit(data)
     _say(f"\n{report.facts(about | machine)}\n\n{report.conclusion(outcomes, seconds)}")

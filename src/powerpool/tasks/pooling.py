@@ -1,7 +1,4 @@
-"""What a pool is given and what it does to it, as values: features, the moment before its curve, the matrix after.
-
-Tests of the pipelines and the inspection of trained models look at pools through it.
-"""
+"""The input of a pool and its normalization as values, for tests of trained models and their analysis."""
 
 from __future__ import annotations
 
@@ -19,20 +16,19 @@ from powerpool.solvers import Solver
 
 
 class FeatureSet(NamedTuple):
-    """The features of one picture or graph as they enter a pool, and the coordinates that it appends."""
+    """The features of one image or graph as they enter a pool, and the coordinates that the pool appends."""
 
     features: Tensor  # shape: (C, N)
     coordinates: Tensor | None = None  # shape: (2Z, N)
     is_centred: bool = False
-    """Whether the part of the mean that beta removes is gone already."""
+    """Whether beta was already applied."""
 
 
 @dataclass(frozen=True, eq=False)
 class Normalization:
-    """The arguments of :func:`powerpool.second_order_pool` that belong to a pool, and what the pool is called.
+    """The arguments of :func:`powerpool.second_order_pool` that a pool uses, and the name of the pool.
 
-    A first-order pool has no matrix: what is looked at is the moment that a second-order pool would have of the same
-    features.
+    A first-order pool has no matrix; its ``moment`` is the one that a second-order pool would have.
 
     Example:
         >>> import powerpool as pp
@@ -60,7 +56,7 @@ class Normalization:
         coordinates: Tensor | None = None,  # shape: (2Z, N)
         is_centred: bool = False,
     ) -> Tensor:  # shape: (C', C')
-        """M in float64: of centred features, with coordinates. Those that are centred already are not centred again."""
+        """Return the moment matrix in float64."""
         grid = None if coordinates is None else coordinates.double()
         sets = prepare(features.double(), 0.0 if is_centred else self.beta, grid, None, check=True)
         return self_product(sets.values) / sets.number
@@ -71,7 +67,7 @@ class Normalization:
         coordinates: Tensor | None = None,  # shape: (2Z, N)
         is_centred: bool = False,
     ) -> Tensor:  # shape: (C', C')
-        """What the pool makes of it, computed as the pool does, by the solver of the pool."""
+        """Return the normalized matrix, computed by the solver of the pool."""
         found = second_order_pool(
             features,
             self.curve,
@@ -87,19 +83,19 @@ class Normalization:
         return found.to(torch.float64)
 
     def describe(self) -> str:
-        """``SOP+SpecMaxExpF: MaxExp(eta=20.0) on the spectrum, beta 1``; what is 0 is left out."""
+        """Return a text such as ``SOP+SpecMaxExpF: MaxExp(eta=20.0) on the spectrum, beta 1``."""
         if self.is_first_order:
             return f"{self.name}: first order"
         if self.curve is None:
-            said = "second order without a curve"
+            text = "second order without a curve"
         else:
-            said = f"{self.curve} {'on the spectrum' if self.mode == 'spectral' else 'entry by entry'}"
+            text = f"{self.curve} {'on the spectrum' if self.mode == 'spectral' else 'entry by entry'}"
         terms = {"beta": self.beta, "trace power": self.trace_power, "slope": self.slope}
-        return f"{self.name}: {said}" + "".join(f", {term} {value:g}" for term, value in terms.items() if value)
+        return f"{self.name}: {text}" + "".join(f", {term} {value:g}" for term, value in terms.items() if value)
 
     @property
     def parameter(self) -> float | None:
-        """The one number of the curve; None where there is no curve, or a number for each channel."""
+        """The parameter of the curve; None without a curve, or with one parameter per channel."""
         if self.curve is None:
             return None
         value = self.curve.parameter
@@ -109,13 +105,13 @@ class Normalization:
 
 
 def normalization_of(name: str, pool: Any) -> Normalization:
-    """What a module of second order does, from its own settings."""
+    """Return the normalization of a second-order module from its attributes."""
     terms = {entry.name for entry in fields(Normalization)} - {"name", "is_first_order"}
     return Normalization(name, **{term: getattr(pool, term) for term in terms if hasattr(pool, term)})
 
 
 def split_rows(x: Tensor, index: Tensor | None, ptr: Tensor | None = None) -> list[Tensor]:
-    """The rows of every graph, in the order of the graphs; those without rows are left out.
+    """Split rows by graph, in the order of the graphs; empty graphs are left out.
 
     Example:
         >>> [rows.flatten().tolist() for rows in split_rows(torch.arange(3.0)[:, None], torch.tensor([0, 1, 0]))]

@@ -1,33 +1,33 @@
-r"""The mean spectrum of the matrices that a pool makes of test samples, before its normalization and after it.
+r"""The mean spectrum of pooled matrices over test samples, before and after power normalization.
 
-Spectra are compared by their shares :math:`p_i = |\lambda_i| / \sum_j |\lambda_j|`, which know no scale. Magnitudes are
-taken because a curve that acts entry by entry may leave a matrix indefinite; for all others they change nothing.
+Spectra are compared by shares :math:`p_i = |\lambda_i| / \sum_j |\lambda_j|`, which do not depend on scale. Magnitudes
+matter only for element-wise curves, which may leave a matrix indefinite.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from powerpool.linalg.precision import at_least_float32
+from powerpool.runs.record import Spectrum
 from powerpool.tasks.pooling import FeatureSet, Normalization
 
 SILENT = 1e-12
-"""A diagonal entry below this part of the largest one is taken for 0: a feature that says nothing of the sample."""
+"""A moment below this share of the energy of the features is treated as zero."""
 ONE_OF, FEWEST, MOST = 250, 16, 256
-"""Of so many test samples one is looked at, but no fewer and no more than these. Eigenvalues of 320 channels take seven
-times as long as pooling without a curve: of a large set, this stays below 3 % of the test."""
+"""One in 250 test samples is analysed, but at least 16 and at most 256. Eigenvalues of 320 channels take seven times as
+long as pooling without a curve: on a large set this stays below 3 % of the test."""
 VALUES = 64
-"""Eigenvalues of a matrix that a record keeps."""
+"""Number of eigenvalues that a record keeps."""
 DIGITS = 4
-"""Significant digits of them: they are there to be looked at."""
+"""Significant digits in records."""
 
 
 def shares(values: Tensor) -> Tensor:  # shape: (*, C) -> (*, C)
-    r"""Magnitudes as parts of their sum, the largest first: :math:`p_i = |\lambda_i| / \sum_j |\lambda_j|`.
+    r"""Return magnitudes divided by their sum, the largest first: :math:`p_i = |\lambda_i| / \sum_j |\lambda_j|`.
 
     Example:
         >>> shares(torch.tensor([1.0, -1.0, 6.0]))
@@ -38,15 +38,15 @@ def shares(values: Tensor) -> Tensor:  # shape: (*, C) -> (*, C)
 
 
 def is_silent(features: Tensor, moment: Tensor) -> bool:  # shape: (C, N), (C', C')
-    """Whether nothing but coordinates and round-off is in the moment: centred features may all be alike."""
+    """Whether the moment holds only coordinates and round-off, as when all centred features are alike."""
     energy = features.double().square().sum() / features.shape[1]
     return bool(moment.diagonal()[: len(features)].sum() <= SILENT * energy)
 
 
 def spread_out(count: int) -> Tensor:  # shape: (samples,)
-    """The places of the test samples that are looked at, at even distances: files are often sorted by class.
+    """Return the indices of the test samples to analyse, evenly spaced, because files are often sorted by class.
 
-    Nothing is drawn at random, so that no stream of random numbers is moved.
+    Nothing is drawn at random, so no random state changes.
 
     Example:
         >>> spread_out(20).tolist()
@@ -59,7 +59,7 @@ def spread_out(count: int) -> Tensor:  # shape: (samples,)
 
 
 def ranks(size: int) -> list[int]:
-    """The places of the eigenvalues that are kept, from 1 on: all, or some whose logarithms are about evenly spread.
+    """Return the ranks of the eigenvalues to keep, from 1: all, or a subset that is evenly spaced in the logarithm.
 
     Example:
         >>> ranks(3), len(ranks(351)), ranks(351)[-3:]
@@ -70,29 +70,27 @@ def ranks(size: int) -> list[int]:
     found = [1]
     for left in range(VALUES - 1, 0, -1):
         last = found[-1]
-        # By the factor that leads to the end in the steps that are left, and by 1 at least.
+        # The factor that reaches the end in the remaining steps, but at least the next rank.
         found.append(max(last + 1, round(last * (size / last) ** (1 / left))))
     return found
 
 
 @torch.no_grad()
-def mean_spectrum(normalization: Normalization, sets: Iterable[FeatureSet]) -> dict[str, Any] | None:
-    """What a record says of spectra: means over samples of the shares of eigenvalues, the largest first.
+def mean_spectrum(normalization: Normalization, sets: Iterable[FeatureSet]) -> Spectrum | None:
+    """Average the eigenvalue shares of pooled matrices over samples.
 
     Args:
-        normalization: of the pool that the sets go into.
-        sets: one for each sample. Those without any energy have no spectrum and are left out.
+        normalization: of the pool.
+        sets: the features of each sample. Samples without energy have no spectrum and are skipped.
 
     Returns:
-        ``samples``, how many were looked at; ``size``, the side of their matrices; ``ranks``, at most 64 places among
-        their eigenvalues; ``before`` and ``after``, the mean shares at these places, of the moment and of the matrix
-        that the pool makes of it. None for a first-order pool, which has no matrix, and where no sample has a spectrum.
+        The mean shares before and after normalization; None for a first-order pool, or if no sample has a spectrum.
 
     Example:
         >>> import powerpool as pp
         >>> pool = Normalization("mine", pp.MaxExp(eta=2), eps=0.0)
         >>> mean_spectrum(pool, [FeatureSet(torch.tensor([[3.0, 0.0], [0.0, 1.0]]))])
-        {'samples': 1, 'size': 2, 'ranks': [1, 2], 'before': [0.9, 0.1], 'after': [0.839, 0.161]}
+        Spectrum(samples=1, size=2, ranks=(1, 2), before=(0.9, 0.1), after=(0.839, 0.161))
     """
     if normalization.is_first_order:
         return None
@@ -112,27 +110,20 @@ def mean_spectrum(normalization: Normalization, sets: Iterable[FeatureSet]) -> d
         return None
     before, after = torch.stack(found).mean(0)
     kept = ranks(len(before))
-    return {
-        "samples": len(found),
-        "size": len(before),
-        "ranks": kept,
-        **{
-            name: [float(f"{float(mean[rank - 1]):.{DIGITS}g}") for rank in kept]
-            for name, mean in (("before", before), ("after", after))
-        },
-    }
+    first, second = (tuple(float(f"{float(mean[rank - 1]):.{DIGITS}g}") for rank in kept) for mean in (before, after))
+    return Spectrum(len(found), len(before), tuple(kept), first, second)
 
 
 def _spectrum(matrix: Tensor, noise: float) -> Tensor:  # shape: (C, C) -> (C,)
-    """The shares of the eigenvalues; what is no more than ``noise`` of the largest is 0."""
+    """Return the shares of the eigenvalues; those up to ``noise`` times the largest count as 0."""
     values = torch.linalg.eigvalsh(matrix)
     return shares(torch.where(values.abs() > noise * values.abs().max(), values, 0.0))
 
 
 def _noise(features: Tensor) -> tuple[float, float]:  # shape: (C, N)
-    """What round-off makes of eigenvalues that are 0, as a part of the largest: in the moment, and in the matrix.
+    """Return the round-off of zero eigenvalues relative to the largest: in the moment, and in the matrix.
 
-    A moment in float64 has that of its features, squared as they are. The matrix is computed in their own type.
+    The moment is computed in float64 from squared features, the matrix in the dtype of the features.
     """
     size, eps = len(features), torch.finfo(features.dtype).eps
     return size * max(eps**2, torch.finfo(torch.float64).eps), size**0.5 * eps

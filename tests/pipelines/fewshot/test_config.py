@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from powerpool.tasks.fewshot.methods import METHODS
 
 from powerpool.data import ClassCut
 from powerpool.errors import ArgumentError, PowerPoolError
 from powerpool.tasks.fewshot.config import EpisodeConfig, FewShotConfig, ModelConfig, TrainingConfig
-from powerpool.tasks.fewshot.methods import METHODS
 
 
 @pytest.mark.parametrize(

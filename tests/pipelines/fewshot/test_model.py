@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
+from powerpool.tasks.batch_norm import statistics_of_batches
+from powerpool.tasks.fewshot.methods import METHODS
 from torch import nn
 
 import powerpool as pp
 from powerpool.errors import ShapeError
-from powerpool.tasks.batch_norm import statistics_of_batches
 from powerpool.tasks.fewshot import model
 from powerpool.tasks.fewshot.config import ModelConfig
-from powerpool.tasks.fewshot.methods import METHODS
 from powerpool.tasks.fewshot.model import make_network, map_side, prototypical_encoder, relation_encoder
 
 SOME = (

@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from powerpool.tasks.graph.runs import load_run
 
 from powerpool.cli.main import main
 from powerpool.data import load_graphs, stratified_folds
 from powerpool.files import locked
 from powerpool.runs.record import RunRecord
 from powerpool.tasks.graph import commands, evaluation
-from powerpool.tasks.graph.runs import load_run
 from powerpool.tasks.graph.training import Training
 from tests.data_sets.tu_sets import Graph
 from tests.pipelines.graph.samples import assert_equal_states, rings_and_stars, write_own_set

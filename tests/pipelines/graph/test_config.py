@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from powerpool.tasks.graph.methods import METHODS
 
 from powerpool.errors import ArgumentError, PowerPoolError
 from powerpool.runs.config import RecipeError, read_recipe
 from powerpool.tasks.graph.config import GraphConfig, GridConfig, ModelConfig, TrainingConfig, grid_names
-from powerpool.tasks.graph.methods import METHODS
 
 WITH_ETA = {"SOP+SigmE", "SOP+MaxExp", "SOP+SpecMaxExp", "SOP+SpecMaxExpF"}
 

@@ -8,12 +8,12 @@ from dataclasses import asdict, replace
 
 import pytest
 import torch
+from powerpool.tasks.graph.methods import METHODS
 
 from powerpool.data import GraphSet, load_graphs, stratified_folds
 from powerpool.errors import ArgumentError, RecordError
 from powerpool.tasks.graph import evaluation
 from powerpool.tasks.graph.config import GridConfig
-from powerpool.tasks.graph.methods import METHODS
 from powerpool.tasks.graph.training import Training, batches, score
 from tests.pipelines.graph.samples import assert_equal_states, small_config, states_differ
 

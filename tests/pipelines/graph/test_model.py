@@ -7,13 +7,13 @@ import math
 import numpy as np
 import pytest
 import torch
+from powerpool.tasks.graph.methods import METHODS
 from torch import Tensor
 from torch.testing import assert_close
 from torch_geometric.nn import GINConv
 
 from powerpool.data import GraphBatch, load_graphs
 from powerpool.tasks.graph.config import ModelConfig
-from powerpool.tasks.graph.methods import METHODS
 from powerpool.tasks.graph.model import GraphClassifier, sample_neighbours, settle_batch_norm
 
 EPS = 1e-6

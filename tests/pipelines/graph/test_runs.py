@@ -6,15 +6,15 @@ import os
 
 import pytest
 import torch
+from powerpool.tasks.graph.methods import METHODS
+from powerpool.tasks.graph.runs import TrainedModel, load_run
 from torch.testing import assert_close
 
 from powerpool.data import DataError, load_graphs
 from powerpool.errors import RecordError
 from powerpool.runs.checkpoint import load_state, save_state
 from powerpool.tasks.graph.config import ModelConfig
-from powerpool.tasks.graph.methods import METHODS
 from powerpool.tasks.graph.model import GraphClassifier
-from powerpool.tasks.graph.runs import TrainedModel, load_run
 from tests.data_sets.tu_sets import Graph
 from tests.pipelines.graph.samples import assert_equal_states, rings_and_stars, write_own_set
 

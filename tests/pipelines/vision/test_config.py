@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from powerpool.tasks.vision.methods import METHODS
 
 from powerpool.data import Crops
 from powerpool.errors import PowerPoolError
@@ -19,7 +20,6 @@ from powerpool.tasks.vision.config import (
     chosen_values,
     grid_names,
 )
-from powerpool.tasks.vision.methods import METHODS
 
 NAN = float("nan")
 

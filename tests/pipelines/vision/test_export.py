@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from powerpool.tasks.vision.methods import METHODS
 from torch import Tensor, nn
 
 from powerpool.cli.main import main
@@ -21,7 +22,6 @@ from powerpool.solvers import select_solver
 from powerpool.tasks.vision import export as exporting
 from powerpool.tasks.vision.config import PoolConfig
 from powerpool.tasks.vision.export import ExportError, ExportOptions, describe, export_model, needs_eigenvalues
-from powerpool.tasks.vision.methods import METHODS
 from powerpool.tasks.vision.model import ImageClassifier
 from powerpool.tasks.vision.runs import TrainedModel
 

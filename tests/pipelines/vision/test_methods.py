@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from powerpool.tasks.vision.methods import METHODS
 
 from powerpool.curves import HDP, AsinhE, Gamma, MaxExp, SigmE
 from powerpool.errors import ArgumentError
 from powerpool.solvers import NewtonSchulz
 from powerpool.tasks.vision.config import PoolConfig, grid_names
-from powerpool.tasks.vision.methods import METHODS
 
 CONFIG = PoolConfig("SOP", eta=3, eta_prime=4, gamma=0.6, gamma_prime=7, t=0.2, iterations=2)
 CURVES = {

@@ -7,13 +7,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from powerpool.tasks.vision.methods import METHODS
 from torch import Tensor
 
 from powerpool.errors import ShapeError
 from powerpool.functional import second_order_pool
 from powerpool.moments.coordinates import spatial_coordinates
 from powerpool.tasks.vision.config import PoolConfig
-from powerpool.tasks.vision.methods import METHODS
 from powerpool.tasks.vision.model import ImageClassifier, SetPool, normalize_pictures
 from powerpool.vectorize import to_vector
 from tests.pipelines.vision.samples import CHANNELS, HEAD_CHANNELS, tiny_backbone

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from powerpool.data import GraphBatch
-from powerpool.tasks.batch_norm import settling
 from powerpool.tasks.graph.config import ModelConfig
-from powerpool.tasks.graph.methods import METHODS
+from powerpool.tasks.methods import GRAPH_METHODS
 from powerpool.tasks.pooling import FeatureSet, Normalization, normalization_of, split_rows
+from powerpool.tasks.training import recompute_batch_norm
 
 if TYPE_CHECKING:
     from torch_geometric.nn.aggr import Aggregation
@@ -24,9 +24,8 @@ class GraphClassifier(nn.Module):
     .. math:: h_v \leftarrow \operatorname{MLP}\Bigl(h_v + \sum_{u \in N(v)} h_u\Bigr), \qquad
               z = W_2\, \operatorname{drop}(\operatorname{relu}(W_1\, \operatorname{readout}\{h_v\}))
 
-    This is GIN0 as in PyTorch Geometric's benchmarks, where the readout is the mean: an MLP is linear, ReLU, linear,
-    ReLU, batch normalization, and a node's own features count once. Two methods that are built after the same seed
-    have convolutions with the same weights.
+    This is GIN0 as in PyTorch Geometric's benchmarks, whose readout is the mean: an MLP is linear, ReLU, linear, ReLU,
+    batch normalization. With the same seed, all readouts start with the same convolution weights.
 
     Args:
         config: readout, layers, channels.
@@ -48,12 +47,12 @@ class GraphClassifier(nn.Module):
         hidden = config.hidden
         self.method = config.method
         self.neighbours = config.neighbours
-        self.rectified = METHODS[config.method].rectified
+        self.rectified = GRAPH_METHODS[config.method].norm.nonnegative
         self.convolutions = nn.ModuleList(
             GINConv(_mlp(before, hidden), train_eps=False) for before in [channels, *[hidden] * (config.layers - 1)]
         )
         self.readout = make_readout(config)
-        self.features = hidden if METHODS[config.method].first_order else hidden * (hidden + 1) // 2
+        self.features = hidden if GRAPH_METHODS[config.method].order == "first" else hidden * (hidden + 1) // 2
         self.head: nn.Module = nn.Sequential(
             nn.Linear(self.features, hidden),
             nn.ReLU(),
@@ -62,17 +61,17 @@ class GraphClassifier(nn.Module):
         )
 
     def forward(self, batch: GraphBatch) -> Tensor:  # shape: (graphs, classes)
-        """The logits of each graph."""
+        """Return the logits of each graph."""
         logits: Tensor = self.head(self.pooled(batch))
         return logits
 
     def pooled(self, batch: GraphBatch) -> Tensor:  # shape: (graphs, features)
-        """The vector of each graph."""
+        """Return the pooled vector of each graph."""
         vectors: Tensor = self.readout(self.nodes(batch), batch.batch, dim_size=batch.num_graphs)
         return vectors
 
     def nodes(self, batch: GraphBatch) -> Tensor:  # shape: (nodes, hidden)
-        """The features of each node that the readout pools."""
+        """Return the node features that the readout pools."""
         x, edges = batch.x, batch.edge_index
         if self.training and self.neighbours is not None:
             edges = sample_neighbours(edges, self.neighbours)
@@ -81,47 +80,45 @@ class GraphClassifier(nn.Module):
         return x.relu() if self.rectified else x
 
     def feature_sets(self, batch: GraphBatch) -> list[FeatureSet]:
-        """What the readout pools of each graph that has nodes."""
+        """Return the features that the readout pools, for each graph with nodes."""
         return [FeatureSet(rows.T) for rows in split_rows(self.nodes(batch), batch.batch)]
 
     @property
     def normalization(self) -> Normalization:
-        """What the readout does to it."""
-        if METHODS[self.method].first_order is not None:
+        """The normalization of the readout."""
+        if GRAPH_METHODS[self.method].order == "first":
             return Normalization(self.method, is_first_order=True)
         return normalization_of(self.method, self.readout)
 
 
 @torch.no_grad()
-def settle_batch_norm(model: GraphClassifier, batches: Iterable[GraphBatch]) -> None:
-    """Take the statistics of batch normalization from these graphs, with the weights as they are.
+def recompute_statistics(model: GraphClassifier, batches: Iterable[GraphBatch]) -> None:
+    """Recompute the batch-norm statistics from these graphs with the current weights.
 
-    They are means over the batches, which have to be as mixed and as large as those of the training.
-
-    The running ones are a mean over the last ten steps or so. In a small data set these are several epochs, in which a
-    rate of 0.01 has moved the weights far.
+    Running statistics average about the last ten steps. In a small data set these are several epochs, during which a
+    learning rate of 0.01 has moved the weights far. The batches must be as mixed and as large as those of the training.
     """
-    with settling(model):
+    with recompute_batch_norm(model):
         for batch in batches:
             model.nodes(batch)
 
 
 def make_readout(config: ModelConfig) -> Aggregation:
-    """What pools the nodes of a graph, for the method of the configuration."""
+    """Build the readout of a method."""
     from torch_geometric.nn.aggr import MeanAggregation, SumAggregation
 
     from powerpool.integrations.pyg import SecondOrderAggregation
 
-    method = METHODS[config.method]
-    if method.first_order is not None:
-        return {"mean": MeanAggregation, "sum": SumAggregation}[method.first_order]()
+    method = GRAPH_METHODS[config.method]
+    if method.order == "first":
+        return MeanAggregation() if method.reduce == "mean" else SumAggregation()
     return SecondOrderAggregation(
         config.hidden, method.make_curve(config), method.mode, config.beta, method.make_solver(config)
     )
 
 
 def sample_neighbours(edge_index: Tensor, most: int) -> Tensor:  # shape: (2, edges) -> (2, at most edges)
-    """At most ``most`` of the edges that end in each node, drawn without replacement; the order of the rest stays.
+    """Keep at most ``most`` random edges into each node; the order of the edges is kept.
 
     Example:
         >>> edges = torch.tensor([[1, 2, 3, 0], [0, 0, 0, 1]])  # three end in node 0, one in node 1
@@ -131,7 +128,7 @@ def sample_neighbours(edge_index: Tensor, most: int) -> Tensor:  # shape: (2, ed
     target = edge_index[1]
     if len(target) == 0:
         return edge_index
-    # Sorted by target, and at random within each: the first ones of every target are the sample.
+    # Sort by target, at random within each target: the first edges of every target are the sample.
     shuffled = torch.randperm(len(target), device=target.device)
     order = shuffled[target[shuffled].argsort(stable=True)]
     degree = target.bincount()

@@ -1,0 +1,84 @@
+"""``powerpool train|evaluate|predict TASK``, written once for all tasks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from powerpool.cli.show import print_table, show_progress, write_answers
+from powerpool.console import emit, note, say
+from powerpool.files import locked, read_json, write_json
+from powerpool.report.confusion import draw_confusion
+from powerpool.runs.environment import environment
+from powerpool.runs.folder import CHECKPOINTS, EVALUATION, RECORD, open_run, require_output
+from powerpool.runs.record import RunRecord
+from powerpool.tasks.base import get_task, run_chain
+
+CONFUSION = "confusion.png"
+
+
+def train(options: Any) -> None:
+    """Train a model, test it once, and keep it in a run folder; a stopped training is resumed."""
+    task = get_task(options.task)
+    config = task.prepare(options.config)
+    with show_progress() as watch:
+        data = task.load(config, watch)
+    (protocol,) = options.protocols
+    folder = Path(options.out or options.default_folder(task.identity(data).name))
+    for remark in task.remarks(config, data):
+        note(remark)
+    start = environment()  # before the training: the code may change while it runs
+    task.check(config, data, options.chain)
+    with locked(folder):
+        stored = options.stored(config)
+        open_run(folder, stored, task.identity(data), task=task.name, overwrite=options.overwrite)
+        with show_progress() as watch:
+            outcome = run_chain(task, config, data, options.chain, [protocol], folder / CHECKPOINTS, watch)
+        result = outcome.results[protocol]
+        task.save(outcome.models[protocol], folder)
+        RunRecord(
+            task=task.name,
+            data=task.identity(data).name,
+            method=task.method(config),
+            protocol=protocol,
+            metric=task.metric,
+            results=(result,),
+            config=task.settings(config, data),
+            seed=config.seed,
+            seconds=result.seconds,
+            environment=start,
+        ).write(folder / RECORD)
+    emit({"run": folder, "record": read_json(folder / RECORD)})
+    say(f"{task.describe(config, data, protocol, result)} The model is in {folder}.")
+
+
+def evaluate(options: Any) -> None:
+    """Test the model of a run again; print and write the results."""
+    out = Path(options.out or options.run)
+    file = out if out.suffix == ".json" else out / EVALUATION
+    task = get_task(options.task)
+    require_output(file, *([file.with_name(CONFUSION)] if task.draws_confusion else []))
+    with show_progress() as watch:
+        found = task.evaluate(options, watch)
+    for remark in found.remarks:
+        note(remark)
+    written = [file]
+    for table in found.tables():
+        print_table(table)
+    write_json(file, found.plain())
+    if found.confusion is not None:
+        written.append(file.with_name(CONFUSION))
+        draw_confusion(found.confusion, written[-1], found.tables()[0].title)
+    emit({**found.plain(), "written": written})
+    say(f"written: {', '.join(map(str, written))}")
+
+
+def predict(options: Any) -> None:
+    """Predict the classes of new inputs; print them or write them to a file."""
+    with show_progress() as watch:
+        found = get_task(options.task).predict(options, watch)
+    emit(list(found.rows))
+    if options.out is None and found.table is not None:
+        print_table(found.table)
+    else:
+        write_answers(found.rows, options.out)

@@ -1,0 +1,150 @@
+"""``powerpool reproduce TASK``: the chains of all methods and data sets through the scheduler, then a report."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from powerpool.cli.show import show_progress
+from powerpool.errors import ArgumentError
+from powerpool.files import locked, write_json
+from powerpool.report.report import Reproduced, conclude, tell
+from powerpool.runs.environment import Environment, environment, merge_environments, resume_key
+from powerpool.runs.folder import CHECKPOINTS
+from powerpool.runs.record import KINDS, Result, RunRecord
+from powerpool.runs.scheduler import Unit as Work
+from powerpool.runs.scheduler import run_units
+from powerpool.runs.typed import Json, from_json, to_json
+from powerpool.tasks.base import Row, Task, get_task, run_chain
+from powerpool.tasks.options import ReproduceOptions
+
+AnyTask = Task[Any, Any, Any, Any]
+AnyRow = Row[Any, Any]
+
+
+def run(options: ReproduceOptions) -> None:
+    """Run what is not done yet, write records and report, and print where they are."""
+    tell(reproduce(options), options.folder)
+
+
+def reproduce(options: ReproduceOptions, *, report: bool = True) -> Reproduced:
+    """Run what is not done yet, and write the records and, unless told otherwise, the report."""
+    task = get_task(options.task)
+    with show_progress() as watch:
+        rows = task.plan(options, watch)
+    _require_distinct_rows(rows)
+    with locked(options.folder):
+        answers: dict[tuple[AnyRow, int], Answer] = {}
+        for wave in _waves(rows):
+            answers |= _run_rows(task, wave, options)
+        records = [
+            _make_record(task, row, protocol, [answers[row, chain] for chain in range(len(row.configs))])
+            for row in rows
+            for protocol in row.protocols
+        ]
+        return conclude(records, options.folder, quick=options.is_quick, report=report)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a unit of work gives: the results of a chain by protocol, and where they were computed."""
+
+    results: dict[str, Json]
+    environment: Environment
+
+    def result(self, task: str, protocol: str) -> Result:
+        """Return a typed result."""
+        return from_json(KINDS[task], self.results[protocol], protocol)
+
+
+def chain_folder(task: AnyTask, row: AnyRow, chain: int, root: Path) -> Path:
+    """Return the folder of a chain: for these settings, data, versions and this version of the task alone."""
+    key = resume_key(task.name, task.version, task.settings(row.configs[chain], row.data), task.packages)
+    return root / "units" / row.data_name / f"{row.method}-{key}"
+
+
+def compute_chain(
+    name: str, config: Any, chain: int, protocols: tuple[str, ...], reference: Json, folder: Path
+) -> dict[str, Json]:
+    """Run a chain in this process; what a worker does."""
+    task = get_task(name)
+    outcome = run_chain(task, config, task.open(config, reference), chain, protocols, folder / CHECKPOINTS)
+    if task.keeps_models:
+        for model in outcome.models.values():
+            task.save(model, folder)
+    else:
+        shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
+    return {
+        "results": {protocol: to_json(result) for protocol, result in outcome.results.items()},
+        "environment": to_json(environment()),
+    }
+
+
+def _run_rows(task: AnyTask, rows: Sequence[AnyRow], options: ReproduceOptions) -> dict[tuple[AnyRow, int], Answer]:
+    places, work = [], []
+    for row in rows:
+        for chain, config in enumerate(row.configs):
+            folder = chain_folder(task, row, chain, options.folder)
+            source = None if row.source is None else chain_folder(task, row.source, chain, options.folder)
+            own = config if source is None else task.start_from(config, source)
+            call = partial(
+                compute_chain,
+                task.name,
+                own,
+                chain,
+                row.protocols,
+                task.reference(config, row.data),
+                folder.absolute(),
+            )
+            number = f" {chain}" if len(row.configs) > 1 else ""
+            title = f"{row.data_name} {row.method}{number}"
+            path = folder / f"{chain:02d}-{'-'.join(row.protocols)}.json"
+            places.append((row, chain))
+            work.append(Work(path, title, call, ("results", "environment")))
+    for (row, _), unit in zip(places, work, strict=True):
+        if row.exclusive and not unit.path.exists():
+            write_json(unit.path, unit.work())
+    found = run_units(work, options.jobs, description="trainings", engine=options.runs_on)
+    return {place: from_json(Answer, answer) for place, answer in zip(places, found, strict=True)}
+
+
+def _make_record(task: AnyTask, row: AnyRow, protocol: str, answers: Sequence[Answer]) -> RunRecord:
+    results = tuple(answer.result(task.name, protocol) for answer in answers)
+    first = row.configs[0]
+    return RunRecord(
+        task=task.name,
+        data=row.data_name,
+        method=row.method,
+        protocol=protocol,
+        metric=task.metric,
+        results=results,
+        config=task.settings(first, row.data),
+        seed=first.seed,
+        seconds=sum(result.seconds for result in results),
+        environment=merge_environments([answer.environment for answer in answers], environment().command),
+    )
+
+
+def _waves(rows: Sequence[AnyRow]) -> list[list[AnyRow]]:
+    """Order rows so that each starts after the row whose models it needs."""
+    waves: list[list[AnyRow]] = []
+    waiting = list(rows)
+    while waiting:
+        ready = [row for row in waiting if row.source not in waiting]
+        waves.append(ready)
+        waiting = [row for row in waiting if row not in ready]
+    return waves
+
+
+def _require_distinct_rows(rows: Sequence[AnyRow]) -> None:
+    """Refuse two data sets of one name, whose records would replace each other."""
+    names = [(row.data_name, row.method, row.protocols) for row in rows]
+    for name in names:
+        if names.count(name) > 1:
+            raise ArgumentError(
+                f"Two data sets are called {name[0]}. Rename a folder, or give each a command and an --out of its own."
+            )

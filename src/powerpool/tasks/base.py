@@ -1,0 +1,305 @@
+"""The Task contract: load data, fit, select, test, predict. A task knows nothing of commands, reports or run folders.
+
+A *chain* is one independent result: a fold, a split or a seed. Its *units* are the trainings that it needs, one for
+each grid point. :func:`run_chain` is the one protocol: ``powerpool train`` runs one chain and keeps its model,
+``powerpool reproduce`` runs the chains of all methods and data sets through the scheduler.
+"""
+
+from __future__ import annotations
+
+import importlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, ClassVar, Generic, TypeVar
+
+from torch import Tensor
+
+from powerpool.runs.folder import DataIdentity
+from powerpool.runs.record import Confusion, Result
+from powerpool.runs.typed import Json, to_json
+from powerpool.tasks.methods import Method
+
+C = TypeVar("C")
+D = TypeVar("D")
+F = TypeVar("F")
+M = TypeVar("M")
+
+Watch = Callable[[str, int, int], None]
+"""Progress: what is counted, how many are done, of how many."""
+
+
+def ignore_progress(what: str, done: int, total: int) -> None:
+    """Show nothing."""
+
+
+@dataclass(frozen=True)
+class Unit:
+    """One training: a grid point of a chain."""
+
+    chain: int
+    point: int = 0
+
+    @property
+    def name(self) -> str:
+        """A file name for its checkpoint."""
+        return f"{self.chain:02d}-{self.point:02d}"
+
+
+@dataclass(frozen=True)
+class Outcome(Generic[M]):
+    """The models and test results of a chain, by protocol."""
+
+    models: Mapping[str, M]
+    results: Mapping[str, Result]
+
+
+@dataclass(frozen=True, eq=False)
+class Row(Generic[C, D]):
+    """A row of a table: one method on one data set, as ``reproduce`` runs it."""
+
+    configs: tuple[C, ...]
+    """One for each chain; seeds may differ."""
+    data: D
+    protocols: tuple[str, ...]
+    method: str
+    """Name in the tables."""
+    data_name: str
+    source: Row[C, D] | None = None
+    """The row whose trained models this one starts from."""
+    exclusive: bool = False
+    """Whether a training uses the whole machine, so that one runs after the other in this process."""
+
+
+@dataclass(frozen=True)
+class TextTable:
+    """A table for the terminal."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    text_columns: tuple[str, ...] = ()
+    """Columns that are aligned to the left; all others hold numbers."""
+    caption: str = ""
+
+
+class Evaluation(ABC):
+    """What a test of a trained model shows."""
+
+    remarks: tuple[str, ...] = ()
+    """Warnings for the user."""
+
+    @abstractmethod
+    def plain(self) -> dict[str, Json]:
+        """Return what ``evaluation.json`` holds."""
+
+    @abstractmethod
+    def tables(self) -> list[TextTable]:
+        """Return what is printed."""
+
+    @property
+    def confusion(self) -> Confusion | None:
+        """The confusion matrix, if it is worth drawing."""
+        return None
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """One row of named values for each input; a table for the terminal where CSV is not what people read."""
+
+    rows: Sequence[dict[str, Json]]
+    table: TextTable | None = None
+
+
+class Task(ABC, Generic[C, D, F, M]):
+    """A task, generic over its configuration, data, fits and models."""
+
+    name: ClassVar[str]
+    version: ClassVar[int] = 1
+    """Raised whenever the same settings and data give other numbers: stored units are then computed again."""
+    metric: ClassVar[str] = "accuracy in %"
+    baseline: ClassVar[str]
+    """The method that the others are compared with."""
+    methods: ClassVar[Mapping[str, Method]]
+    config_type: ClassVar[type]
+    places: ClassVar[tuple[str, ...]] = ("data_root", "download")
+    """Settings that name places, on which no result depends."""
+    packages: ClassVar[tuple[str, ...]] = ()
+    """Packages whose version may change numbers, beside torch."""
+    keeps_models: ClassVar[bool] = False
+    """Whether later work needs the models of finished chains."""
+    draws_confusion: ClassVar[bool] = False
+    """Whether ``evaluate`` draws the confusion matrix."""
+
+    # ---- data ----
+
+    @abstractmethod
+    def load(self, config: C, watch: Watch = ignore_progress) -> D:
+        """Read the data of a configuration."""
+
+    @abstractmethod
+    def identity(self, data: D) -> DataIdentity:
+        """Return name and digest of the data."""
+
+    def reference(self, config: C, data: D) -> Json:
+        """Return what another process opens the data from, see :meth:`open`."""
+        return self.identity(data).digest
+
+    @abstractmethod
+    def open(self, config: C, reference: Json) -> D:
+        """Open the data in a worker; data that has changed since is refused."""
+
+    def settings(self, config: C, data: D) -> dict[str, Json]:
+        """Return all that a result depends on: the configuration, with the identity of the data instead of places."""
+        found = self.identity(data)
+        own = {entry.name: getattr(config, entry.name) for entry in fields(config)}  # type: ignore[arg-type]
+        plain = {name: _plain(value) for name, value in own.items() if name not in self.places}
+        return {**plain, "data": found.name, "data_digest": found.digest}
+
+    # ---- the protocol ----
+
+    @abstractmethod
+    def units(self, config: C, chain: int) -> Sequence[Unit]:
+        """Return the trainings of a chain."""
+
+    @abstractmethod
+    def fit(
+        self, config: C, data: D, unit: Unit, protocols: Sequence[str], checkpoint: Path | None, watch: Watch
+    ) -> F | None:
+        """Train a unit, from its checkpoint if there is one; None if the training diverges."""
+
+    @abstractmethod
+    def select(self, fits: Sequence[F], protocol: str) -> F:
+        """Choose a fit by validation only."""
+
+    @abstractmethod
+    def finish(
+        self,
+        config: C,
+        data: D,
+        chain: int,
+        fits: Sequence[F],
+        protocols: Sequence[str],
+        checkpoint: Path | None,
+        watch: Watch,
+    ) -> Mapping[str, M]:
+        """Return the model to test under each protocol: the selected one, or one trained again."""
+
+    @abstractmethod
+    def test(
+        self, config: C, data: D, chain: int, fits: Sequence[F], models: Mapping[str, M], watch: Watch
+    ) -> Mapping[str, Result]:
+        """Test the model of each protocol, once."""
+
+    # ---- trained models ----
+
+    @abstractmethod
+    def save(self, model: M, folder: Path) -> None:
+        """Write a model into a run folder."""
+
+    @abstractmethod
+    def evaluate(self, options: Any, watch: Watch) -> Evaluation:
+        """Test the model of a run again, as the options of ``powerpool evaluate`` say."""
+
+    @abstractmethod
+    def predict(self, options: Any, watch: Watch) -> Predictions:
+        """Classify new inputs by the model of a run, as the options of ``powerpool predict`` say."""
+
+    # ---- commands ----
+
+    def prepare(self, config: C) -> C:
+        """Return the configuration that is stored, with absolute paths."""
+        return config
+
+    def check(self, config: C, data: D, chain: int) -> None:
+        """Refuse what cannot be trained before anything is written."""
+
+    @abstractmethod
+    def method(self, config: C) -> str:
+        """Return the name of the method in the tables."""
+
+    def start_from(self, config: C, folder: Path) -> C:
+        """Return the configuration of a training that starts from the model in another folder."""
+        raise NotImplementedError(f"Trainings of {self.name} do not start from other models.")
+
+    def remarks(self, config: C, data: D) -> list[str]:
+        """Return remarks for the user before a training, such as settings without effect."""
+        return []
+
+    @abstractmethod
+    def plan(self, options: Any, watch: Watch) -> list[Row[C, D]]:
+        """Return the rows that ``powerpool reproduce`` is to run; data is loaded, and bad settings are refused."""
+
+    @abstractmethod
+    def describe(self, config: C, data: D, protocol: str, result: Any) -> str:
+        """Return one line about a finished training."""
+
+
+def run_chain(
+    task: Task[C, D, F, M],
+    config: C,
+    data: D,
+    chain: int,
+    protocols: Sequence[str],
+    checkpoints: Path | None = None,
+    watch: Watch = ignore_progress,
+) -> Outcome[M]:
+    """Fit every unit of a chain, select by validation, and test what was selected.
+
+    Args:
+        task: the task.
+        config: its settings.
+        data: what :meth:`Task.load` returned for them.
+        chain: which fold, split or seed.
+        protocols: how models are finished and tested.
+        checkpoints: folder to resume from; None to keep nothing.
+        watch: called with the progress.
+    """
+    fits = []
+    for unit in task.units(config, chain):
+        file = None if checkpoints is None else checkpoints / unit.name
+        found = task.fit(config, data, unit, protocols, file, watch)
+        if found is not None:
+            fits.append(found)
+    last = None if checkpoints is None else checkpoints / f"{chain:02d}-final"
+    models = task.finish(config, data, chain, fits, protocols, last, watch)
+    return Outcome(models, task.test(config, data, chain, fits, models, watch))
+
+
+TASKS = {"graph": "powerpool.tasks.graph", "vision": "powerpool.tasks.vision", "fewshot": "powerpool.tasks.fewshot"}
+
+
+def get_task(name: str) -> Task[Any, Any, Any, Any]:
+    """Return a task by name; its packages are imported now."""
+    task: Task[Any, Any, Any, Any] = importlib.import_module(f"{TASKS[name]}.task").TASK
+    return task
+
+
+def confusion_matrix(
+    predicted: Tensor, targets: Tensor, classes: int
+) -> Tensor:  # shape: (n,), (n,) -> (classes, classes)
+    """Count predictions: a row for each true class, a column for each predicted one.
+
+    Example:
+        >>> import torch
+        >>> confusion_matrix(torch.tensor([0, 0, 1]), torch.tensor([0, 1, 1]), classes=2)
+        tensor([[1, 0],
+                [1, 1]])
+    """
+    return (targets * classes + predicted).bincount(minlength=classes * classes).view(classes, classes)
+
+
+def round_curve(values: Sequence[float], digits: int = 4) -> tuple[float | None, ...]:
+    """Round a training curve for a record; values that are not finite become None, as JSON has no NaN."""
+    finite = (value if abs(value) < float("inf") else None for value in values)
+    return tuple(None if value is None else float(f"{value:.{digits}g}") for value in finite)
+
+
+def _plain(value: Any) -> Json:
+    """Like ``dataclasses.asdict`` for JSON: None stays, so that settings are complete."""
+    if hasattr(value, "__dataclass_fields__"):
+        return {entry.name: _plain(getattr(value, entry.name)) for entry in fields(value)}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return to_json(value)

@@ -1,0 +1,150 @@
+"""Options of ``powerpool train|evaluate|predict|reproduce graph``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar
+
+from powerpool.errors import ArgumentError, require_choice
+from powerpool.tasks import options as base
+from powerpool.tasks.graph.config import PROTOCOLS, GraphConfig, Protocol
+from powerpool.tasks.options import read_layered, require_answer_file, require_distinct, take_fields
+
+
+@dataclass(frozen=True)
+class RunConfig(GraphConfig):
+    """What ``config.yaml`` of a run folder holds.
+
+    Args:
+        protocol: validation-only keeps the selected model; retrain trains it again on all but the test graphs
+        fold: which fold is tested on
+    """
+
+    protocol: Protocol = "validation-only"
+    fold: int = 0
+
+
+@dataclass(frozen=True)
+class TrainOptions(RunConfig):
+    """Train GIN0 with one readout, select epoch and grid point by validation, test once, and keep the model.
+
+    Args:
+        out: run folder; default: runs/train/graph/DATA/METHOD
+        overwrite: start anew where the folder contains another run, instead of refusing
+    """
+
+    task: ClassVar[str] = "graph"
+    out: str | None = None
+    overwrite: bool = False
+
+    @property
+    def config(self) -> GraphConfig:
+        """The settings of the task."""
+        return take_fields(self, GraphConfig)
+
+    def stored(self, config: GraphConfig) -> RunConfig:
+        """Return the settings that are stored with the run."""
+        return RunConfig(**vars(config), protocol=self.protocol, fold=self.fold)
+
+    @property
+    def chain(self) -> int:
+        """The fold to train."""
+        return self.fold
+
+    @property
+    def protocols(self) -> Sequence[str]:
+        """The protocol as a list of one."""
+        return [self.protocol]
+
+    def default_folder(self, data: str) -> Path:
+        """Return the run folder where none is given."""
+        return Path("runs", "train", "graph", data, self.model.method)
+
+
+@dataclass(frozen=True)
+class EvaluateOptions(base.EvaluateOptions):
+    """Test the model of a run: on the test graphs of its fold, or on other labelled graphs.
+
+    Args:
+        run: run folder of 'powerpool train graph'
+        data: other graphs, all of which are tested: a data set, or a folder or zip in the TU format
+        data_root: folder with data sets; default: that of the run
+        download: allow downloads of data that is not on this machine
+        out: JSON file for the results; default: evaluation.json in the run folder
+    """
+
+    task: ClassVar[str] = "graph"
+
+
+@dataclass(frozen=True)
+class PredictOptions:
+    """Predict the class of graphs, with the probability of each class, by the model of a run.
+
+    Args:
+        run: run folder of 'powerpool train graph'
+        data: the graphs: a data set, or a folder or zip in the TU format; graph labels are not needed
+        data_root: folder with data sets
+        download: allow downloads of data that is not on this machine
+        out: file for the predictions, .csv or .json; default: CSV is printed
+    """
+
+    task: ClassVar[str] = "graph"
+    run: str
+    data: str
+    data_root: str | None = None
+    download: bool = False
+    out: str | None = None
+
+    def __post_init__(self) -> None:
+        require_answer_file(self.out)
+
+
+@dataclass(frozen=True)
+class ReproduceOptions(base.ReproduceOptions):
+    """Train and test readouts on all folds, and compare them with the figures of the paper.
+
+    Args:
+        data: data sets of the TU collection, or folders or zips in the TU format
+        protocols: validation-only, retrain or both
+        full: a grid over the whole ranges of the paper: hours to days
+        seed: of folds, weights and batches; default: that of the recipe
+    """
+
+    task: ClassVar[str] = "graph"
+    default_data: ClassVar[str] = "MUTAG"
+    protocols: list[str] = field(default_factory=lambda: list(PROTOCOLS))
+    full: bool = False
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for protocol in self.protocols:
+            require_choice(protocol, PROTOCOLS, "value of protocols")
+        require_distinct(protocols=self.protocols)
+        if not self.protocols:
+            raise ArgumentError("protocols must name at least one protocol (got none).")
+        if self.full and (self.quick or self.recipe):
+            raise ArgumentError("--full excludes --quick and --recipe: each chooses the settings.")
+
+    @property
+    def folder(self) -> Path:
+        """Where everything is written."""
+        return Path(self.out or "runs/reproduce/graph-full") if self.full else super().folder
+
+    def read_config(self, data: str | None) -> GraphConfig:
+        """Return the settings for a data set; None stands for the one that the recipe names."""
+        scales = [name for name in ("quick", "full") if getattr(self, name)]
+        # Methods come from the options. The baseline fits whatever parameters a recipe has for others.
+        return read_layered(
+            GraphConfig,
+            "graph",
+            data,
+            self.recipe,
+            scales,
+            data_root=self.data_root,
+            download=self.download,
+            seed=self.seed,
+            model__method="GIN0",
+        )

@@ -1,0 +1,306 @@
+"""Graph classification as a task: a chain is a fold, a unit is a grid point of a fold.
+
+``validation-only`` trains every grid point on the training graphs, selects the epoch and then the grid point by
+validation loss, and tests that model. ``retrain`` trains the selected point again for the selected number of epochs on
+training and validation graphs. No choice depends on the test graphs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from powerpool.data import Fold, GraphSet, load_graphs, stratified_folds
+from powerpool.errors import ArgumentError, NotFiniteError, RecordError
+from powerpool.runs.checkpoint import load_state, save_state
+from powerpool.runs.folder import DataIdentity, require_same_data, save_model
+from powerpool.runs.record import Confusion, FoldResult, Score, Trial
+from powerpool.runs.typed import Json
+from powerpool.tasks.base import (
+    Evaluation,
+    Predictions,
+    Row,
+    Task,
+    Unit,
+    Watch,
+    confusion_matrix,
+    ignore_progress,
+    round_curve,
+)
+from powerpool.tasks.graph.config import GraphConfig, ModelConfig, grid_values
+from powerpool.tasks.graph.inference import TrainedModel, evaluate, predict
+from powerpool.tasks.graph.model import GraphClassifier
+from powerpool.tasks.graph.options import EvaluateOptions, PredictOptions, ReproduceOptions
+from powerpool.tasks.graph.training import Training, TrainingCurves, collate, compute_logits, score_of
+from powerpool.tasks.methods import GRAPH_METHODS, unused_settings
+from powerpool.tasks.spectra import mean_spectrum, spread_out
+
+CHECKPOINT_SECONDS = 5.0
+"""How much work a killed training may lose."""
+
+
+@dataclass(frozen=True)
+class GraphFit:
+    """A trained grid point: its selected epoch, and the weights after it."""
+
+    model: ModelConfig
+    epoch: int
+    score: Score
+    curves: TrainingCurves
+    weights: dict[str, Tensor]
+    seconds: float
+
+    @property
+    def trial(self) -> Trial:
+        """What a record keeps of it."""
+        return Trial(grid_values(self.model), self.score.value, self.score.loss, self.epoch)
+
+
+@dataclass(frozen=True, eq=False)
+class GraphModel:
+    """A model to test, and how it was trained."""
+
+    trained: TrainedModel
+    fit: GraphFit
+    curves: TrainingCurves
+    seconds: float
+    """Of training it again, where that was done."""
+
+
+class GraphTask(Task[GraphConfig, GraphSet, GraphFit, GraphModel]):
+    """Graph classification by GIN0 with a readout of the tables."""
+
+    name = "graph"
+    baseline = "GIN0"
+    methods = GRAPH_METHODS
+    config_type = GraphConfig
+    packages = ("torch_geometric",)
+
+    def load(self, config: GraphConfig, watch: Watch = ignore_progress) -> GraphSet:
+        return load_graphs(
+            config.data,
+            config.data_root,
+            features=config.features,
+            degree_cap=config.degree_cap,
+            download=config.download,
+        )
+
+    def identity(self, data: GraphSet) -> DataIdentity:
+        return DataIdentity(data.name, data.digest)
+
+    def open(self, config: GraphConfig, reference: Json) -> GraphSet:
+        graphs = self.load(config)
+        require_same_data(self.identity(graphs), reference)
+        return graphs
+
+    def units(self, config: GraphConfig, chain: int) -> list[Unit]:
+        return [Unit(chain, point) for point in range(len(list(config.points())))]
+
+    def fit(
+        self,
+        config: GraphConfig,
+        data: GraphSet,
+        unit: Unit,
+        protocols: Sequence[str],
+        checkpoint: Path | None,
+        watch: Watch,
+    ) -> GraphFit | None:
+        fold = make_fold(config, data, unit.chain)
+        points = list(config.points())
+        training = Training(
+            points[unit.point], config.training, data, fold.train, fold.validation, _seed(config, unit.chain)
+        )
+        epochs = config.training.epochs
+
+        def show(training: Training) -> None:
+            watch("epochs", unit.point * epochs + training.epoch, len(points) * epochs)
+
+        _run(training, epochs, checkpoint, show)
+        best = training.best
+        if best is None:
+            return None
+        return GraphFit(points[unit.point], best.epoch, best.score, training.curves, best.weights, training.seconds)
+
+    def select(self, fits: Sequence[GraphFit], protocol: str) -> GraphFit:
+        """Return the fit with the lowest validation loss, the first of equals."""
+        return min(fits, key=lambda fit: fit.score.loss)
+
+    def finish(
+        self,
+        config: GraphConfig,
+        data: GraphSet,
+        chain: int,
+        fits: Sequence[GraphFit],
+        protocols: Sequence[str],
+        checkpoint: Path | None,
+        watch: Watch,
+    ) -> dict[str, GraphModel]:
+        if not fits:
+            raise _diverged(config, chain)
+        models = {}
+        for protocol in protocols:
+            best = self.select(fits, protocol)
+            if protocol == "retrain":
+                training = self._train_again(config, data, chain, best, checkpoint, watch)
+                network, curves, seconds = training.model, training.curves, training.seconds
+            else:
+                network = GraphClassifier(best.model, data.channels, len(data.classes))
+                network.load_state_dict(best.weights)
+                curves, seconds = best.curves, 0.0
+            trained = TrainedModel(best.model, network.to(config.training.device), data.features, data.classes)
+            models[protocol] = GraphModel(trained, best, curves, seconds)
+        return models
+
+    def _train_again(
+        self,
+        config: GraphConfig,
+        data: GraphSet,
+        chain: int,
+        best: GraphFit,
+        checkpoint: Path | None,
+        watch: Watch,
+    ) -> Training:
+        """Train the selected point for its number of epochs on all graphs but those of the test."""
+        fold = make_fold(config, data, chain)
+        training = Training(best.model, config.training, data, fold.train_and_validation, seed=_seed(config, chain))
+        _run(
+            training, best.epoch, checkpoint, lambda training: watch("epochs of retraining", training.epoch, best.epoch)
+        )
+        if training.epoch < best.epoch:
+            raise _diverged(config, chain)
+        training.prepare_evaluation()
+        return training
+
+    @torch.no_grad()
+    def test(
+        self,
+        config: GraphConfig,
+        data: GraphSet,
+        chain: int,
+        fits: Sequence[GraphFit],
+        models: Mapping[str, GraphModel],
+        watch: Watch,
+    ) -> dict[str, FoldResult]:
+        chosen, size = make_fold(config, data, chain).test, config.training.batch_size
+        own = data.to(config.training.device)
+        batches = collate(own, chosen, size)
+        analysed = collate(own, chosen[spread_out(len(chosen))], size)
+        targets = torch.cat([batch.y for batch in batches])
+        ordered = sorted(fits, key=lambda fit: fit.score.loss)
+        found = {}
+        for protocol, model in models.items():
+            network, best = model.trained.network, model.fit
+            logits = compute_logits(network, batches)
+            score = score_of(logits, targets)
+            confusion = confusion_matrix(logits.argmax(-1), targets, len(data.classes))
+            sets = (one for batch in analysed for one in network.feature_sets(batch))
+            found[protocol] = FoldResult(
+                number=chain,
+                value=score.value,
+                test_loss=score.loss,
+                seconds=sum(fit.seconds for fit in fits) + model.seconds,
+                chosen=grid_values(best.model),
+                epoch=best.epoch,
+                validation=best.score,
+                trials=tuple(fit.trial for fit in ordered),
+                curves={name: round_curve(values) for name, values in asdict(model.curves).items() if values},
+                confusion=Confusion.of(confusion, data.classes),
+                spectrum=mean_spectrum(network.normalization, sets),
+            )
+        return found
+
+    def save(self, model: GraphModel, folder: Path) -> None:
+        save_model(folder, self.name, model.trained.spec, model.trained.network.state_dict())
+
+    def evaluate(self, options: EvaluateOptions, watch: Watch) -> Evaluation:
+        return evaluate(options, make_fold)
+
+    def predict(self, options: PredictOptions, watch: Watch) -> Predictions:
+        return predict(options)
+
+    def check(self, config: GraphConfig, data: GraphSet, chain: int) -> None:
+        make_fold(config, data, chain)
+
+    def method(self, config: GraphConfig) -> str:
+        return config.model.method
+
+    def remarks(self, config: GraphConfig, data: GraphSet) -> list[str]:
+        method = GRAPH_METHODS[config.model.method]
+        unused = unused_settings(method, config.model, ModelConfig(), "model")
+        unused += [
+            f"grid.{name}"
+            for name in ("eta", "sigme_eta")
+            if getattr(config.grid, name) and name not in method.parameters
+        ]
+        return [f"{config.model.method} does not depend on {', '.join(unused)}."] if unused else []
+
+    def plan(self, options: ReproduceOptions, watch: Watch) -> list[Row[GraphConfig, GraphSet]]:
+        rows = []
+        for data in options.data_sets:
+            recipe = options.read_config(data)
+            graphs = self.load(recipe, watch)
+            make_fold(recipe, graphs, 0)
+            for method in options.chosen_methods:
+                # A recipe serves all methods: its beta is for those that have one.
+                beta = recipe.model.beta if "beta" in GRAPH_METHODS[method].parameters else 0.0
+                config = replace(recipe, model=replace(recipe.model, method=method, beta=beta))
+                rows.append(Row((config,) * config.folds, graphs, tuple(options.protocols), method, graphs.name))
+        return rows
+
+    def describe(self, config: GraphConfig, data: GraphSet, protocol: str, result: Any) -> str:
+        chosen = ", ".join(f"{name} {value:g}" for name, value in result.chosen.items())
+        return (
+            f"{config.model.method} on {data.name}, {protocol}, fold {result.number}: test accuracy "
+            f"{result.value:.1f} %, epoch {result.epoch}, {chosen}, {result.seconds:.1f} s."
+        )
+
+
+TASK = GraphTask()
+
+
+def make_fold(config: GraphConfig, graphs: GraphSet, number: int) -> Fold:
+    """Return a fold of a configuration, the same for all methods."""
+    if not 0 <= number < config.folds:
+        raise ArgumentError(f"fold must be 0 to {config.folds - 1} with folds={config.folds} (got {number}).")
+    return stratified_folds(graphs.targets, config.folds, config.seed)[number]
+
+
+def _seed(config: GraphConfig, fold: int) -> int:
+    """Return the seed of all trainings on a fold, the same for all methods."""
+    return 1000 * config.seed + fold
+
+
+def _run(training: Training, epochs: int, file: Path | None, show: Any) -> None:
+    """Train to the end, resuming from ``file`` and saving to it every few seconds."""
+    if file is not None and file.exists():
+        try:
+            training.load_state_dict(load_state(file))
+        except RecordError as error:
+            raise RecordError(f"{error} Delete it and repeat the command to train it anew.") from error
+        show(training)
+    saved = time.monotonic()
+
+    def after(training: Training) -> None:
+        nonlocal saved
+        due = training.epoch == epochs or time.monotonic() - saved > CHECKPOINT_SECONDS
+        if file is not None and due:
+            save_state(file, training.state_dict())
+            saved = time.monotonic()
+        show(training)
+
+    with contextlib.suppress(NotFiniteError):  # it diverged: the best epoch so far stands
+        training.run(epochs, after)
+
+
+def _diverged(config: GraphConfig, fold: int) -> ArgumentError:
+    return ArgumentError(
+        f"The training of {config.model.method} on fold {fold} diverges: losses or features are not finite. "
+        f"Lower training.learning_rate (it is {config.training.learning_rate})."
+    )

@@ -1,0 +1,110 @@
+"""What trainings of several tasks share: devices, batch-norm statistics, and stopping on Ctrl-C."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from powerpool.errors import ArgumentError
+
+
+def require_device_name(device: str) -> None:
+    """Refuse a string that does not name a torch device."""
+    try:
+        torch.device(device)
+    except RuntimeError as error:
+        raise ArgumentError(
+            f"training.device must be a torch device, such as cpu or cuda:0 (got {device!r})."
+        ) from error
+
+
+def require_device(device: str) -> str:
+    """Refuse a device that this machine does not have."""
+    try:
+        torch.empty(1, device=device).item()
+    except (AssertionError, RuntimeError, NotImplementedError) as error:
+        reason = (str(error).splitlines() or [""])[0].rstrip(".")
+        raise ArgumentError(f"Device {device!r} is not available on this machine: {reason}. Use cpu.") from error
+    return device
+
+
+@contextlib.contextmanager
+def recompute_batch_norm(model: nn.Module) -> Iterator[None]:
+    """Replace the running statistics by their means over the batches that the model sees inside; no weight changes.
+
+    The model is in evaluation mode except for batch normalization, and completely so afterwards.
+
+    Example:
+        >>> model = nn.BatchNorm1d(1)
+        >>> with recompute_batch_norm(model):
+        ...     _ = model(torch.tensor([[1.0], [3.0]])), model(torch.tensor([[5.0], [7.0]]))
+        >>> model.running_mean.item(), model.momentum
+        (4.0, 0.1)
+    """
+    layers = _batch_norms(model)
+    momenta = [layer.momentum for layer in layers]
+    model.eval()
+    try:
+        for layer in layers:
+            layer.reset_running_stats()
+            layer.momentum = None  # a cumulative mean
+            layer.train()
+        yield
+    finally:
+        for layer, momentum in zip(layers, momenta, strict=True):
+            layer.momentum = momentum
+        model.eval()
+
+
+@contextlib.contextmanager
+def use_batch_statistics(model: nn.Module) -> Iterator[None]:
+    """Let batch normalization use the statistics of each batch inside, without changing the running ones."""
+    layers = _batch_norms(model)
+    kept = [(layer.momentum, layer.num_batches_tracked) for layer in layers]
+    model.eval()
+    try:
+        for layer in layers:
+            layer.train()
+            layer.momentum, layer.num_batches_tracked = 0.0, None
+        yield
+    finally:
+        for layer, (momentum, count) in zip(layers, kept, strict=True):
+            layer.momentum, layer.num_batches_tracked = momentum, count
+        model.eval()
+
+
+def _batch_norms(model: nn.Module) -> list[_BatchNorm]:
+    return [layer for layer in model.modules() if isinstance(layer, _BatchNorm)]
+
+
+class Event(Protocol):
+    """An event of :mod:`threading` or :mod:`multiprocessing`."""
+
+    def set(self) -> None: ...
+
+
+@contextlib.contextmanager
+def stop_on_interrupt(what: str, stop: Event) -> Iterator[None]:
+    """Set ``stop`` on the first Ctrl-C, so that ``what`` ends before the training stops; a second one stops at once."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread receives signals
+        return
+
+    def handle(number: int, frame: Any) -> None:
+        signal.signal(signal.SIGINT, before)
+        sys.stderr.write(f"Stopping after this {what}. Press Ctrl-C again to stop at once.\n")
+        stop.set()
+
+    before = signal.signal(signal.SIGINT, handle)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
