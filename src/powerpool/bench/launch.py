@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-from powerpool.runs.processes import module_places, python
+from powerpool.runs.processes import module_path
 
 
 def variables(threads: int) -> dict[str, str]:
@@ -30,7 +30,7 @@ def is_set(threads: int) -> bool:
 def relaunch(arguments: Sequence[str], threads: int) -> int:
     """Run ``powerpool ARGUMENTS`` in a child with that environment, and return its exit code."""
     command = python("sys.argv[0] = 'powerpool'; from powerpool.cli.main import main; sys.exit(main())", *arguments)
-    with subprocess.Popen(command, env=os.environ | module_places() | variables(threads)) as child:
+    with subprocess.Popen(command, env=os.environ | module_path() | variables(threads)) as child:
         try:
             status = child.wait()
         except KeyboardInterrupt:

@@ -1,12 +1,8 @@
-"""What runs units: processes of this machine, or the workers of a dask or ray cluster.
+"""Where units run: processes of this machine (loky), or the workers of a dask or ray cluster.
 
-An engine makes executors of one worker each, as :mod:`concurrent.futures` defines them: ``submit``, ``shutdown``, and
-``BrokenExecutor`` when the worker died. The loop in :mod:`powerpool.runs.scheduler` needs nothing else.
-
-On a cluster every unit has a process of its own, which its worker starts with the variables, the working folder and
-the versions that the command asks for. So a result does not depend on how the workers were started, and not on the
-engine: dask, for one, gives its workers another hash seed, whatever they are told. Workers read data and write results
-themselves: all machines need the same folders under the same names, and every unit makes sure of that first.
+A worker of a cluster starts a fresh process for each unit, with the environment variables of the command, so that its
+results are those of any other machine. Workers that do not share the folder of the command, or have other versions, are
+refused.
 """
 
 from __future__ import annotations
@@ -21,7 +17,7 @@ import secrets
 import signal
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import BrokenExecutor, Executor, Future
 from dataclasses import dataclass
 from functools import partial
@@ -31,34 +27,43 @@ from typing import Any, Literal, TypeVar
 from powerpool.errors import ArgumentError, PowerPoolError, require_choice
 from powerpool.files import atomic, write_text
 from powerpool.runs.environment import environment
-from powerpool.runs.processes import module_places, python, usable_cores
+from powerpool.runs.processes import module_path, python_command, usable_cores
 
 EngineName = Literal["loky", "dask", "ray"]
 PACKAGES = {"loky": "joblib", "dask": "distributed", "ray": "ray"}
 EXTRAS = {"loky": "sweep", "dask": "dask", "ray": "ray"}
+WORKER_VARIABLES = {
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "VECLIB_MAXIMUM_THREADS": "1",
+    "NUMEXPR_NUM_THREADS": "1",
+    "OMP_WAIT_POLICY": "PASSIVE",  # a waiting thread that spins takes the core from one that works
+    "PYTHONHASHSEED": "0",  # otherwise the order of a set of strings differs between workers
+}
+"""Set before the interpreter of a worker starts: batched LU fails in torch 2.13 after torch.set_num_threads."""
 TOKEN = ".engine"
-"""The file in the folder of the units that a worker must see."""
-OWN = ("POWERPOOL_", "XDG_CACHE_HOME", "OMP_", "MKL_", "KMP_", "ATEN_", "TORCH_")
-"""Variables that begin with these are for units those of the command, and not those of a worker: where data is,
-``--offline``, and what changes the numbers of torch."""
+"""A file in the folder of the units, by which a worker shows that it sees the folder."""
+INHERITED = ("POWERPOOL_", "XDG_CACHE_HOME", "OMP_", "MKL_", "KMP_", "ATEN_", "TORCH_")
+"""Prefixes of variables that units take from the command, not from their worker."""
 PATIENCE = 30
 """Seconds that a cluster has for its first answer."""
 Answer = TypeVar("Answer")
 
 
 class EngineError(PowerPoolError, RuntimeError):
-    """A cluster does not answer, or its workers cannot do what is asked; the message says what to change."""
+    """A cluster does not answer, or its workers cannot run units."""
 
     exit_code = 1
 
 
 class DeathError(BrokenExecutor):
-    """The process of a unit, or the worker that started it, died."""
+    """The process of a unit died."""
 
 
 @dataclass(frozen=True)
 class Engine:
-    """Which engine, and where.
+    """Which engine, and the address of its cluster.
 
     Example:
         >>> Engine()
@@ -66,17 +71,17 @@ class Engine:
         >>> Engine(cluster="tcp://10.0.0.1:8786")
         Traceback (most recent call last):
         ...
-        powerpool.errors.ArgumentError: cluster needs engine dask or ray (got loky): loky runs on this machine alone.
+        powerpool.errors.ArgumentError: cluster needs engine dask or ray (got loky, which runs on this machine).
     """
 
     name: EngineName = "loky"
     cluster: str | None = None
-    """The address of a scheduler; None for a cluster on this machine that ends with the command."""
+    """Address of a scheduler; None for a cluster on this machine that ends with the command."""
 
     def __post_init__(self) -> None:
         require_choice(self.name, tuple(PACKAGES), "engine")
         if self.name == "loky" and self.cluster is not None:
-            raise ArgumentError("cluster needs engine dask or ray (got loky): loky runs on this machine alone.")
+            raise ArgumentError("cluster needs engine dask or ray (got loky, which runs on this machine).")
         if importlib.util.find_spec(PACKAGES[self.name]) is None:
             raise ArgumentError(
                 f"engine {self.name} needs the package {PACKAGES[self.name]}, which is not installed: "
@@ -84,15 +89,14 @@ class Engine:
             )
 
 
-@dataclass(frozen=True, kw_only=True)  # behind the options of the command itself
+@dataclass(frozen=True, kw_only=True)  # after the options of the command itself
 class EngineOptions:
-    """What runs the units of a command.
+    """Where the units of a command run.
 
     Args:
-        engine: where the work is done: loky, in processes of this machine; or dask or ray, if installed. Figures do
-            not depend on it
-        cluster: address of the scheduler of a dask or ray cluster, whose machines share this one's folders; without it
-            a cluster on this machine, of as many workers as there are jobs
+        engine: loky, processes of this machine; or dask or ray, if installed. Results do not depend on it
+        cluster: address of the scheduler of a dask or ray cluster whose machines share the folders of this one;
+            default: a cluster on this machine with as many workers as jobs
     """
 
     engine: EngineName = "loky"
@@ -109,55 +113,51 @@ class EngineOptions:
 
 @dataclass(frozen=True)
 class Slots:
-    """An engine at work."""
+    """A running engine."""
 
     jobs: int
     """How many units it runs at a time."""
     make: Callable[[], Executor]
-    """Another executor of one worker."""
+    """Makes an executor of one worker."""
 
 
 @dataclass(frozen=True)
-class Orders:
-    """What a worker of a cluster must hold to, so that its results are those of any other."""
+class Conditions:
+    """What a worker of a cluster must provide, so that its results are those of any other."""
 
     variables: dict[str, str]
-    """Of the environment, set before the interpreter of a unit starts."""
-    place: str
+    folder: str
     """The working folder."""
     token: str
-    """The path of a file that the command has written there."""
+    """Path of a file that the command has written."""
     content: str
-    """What the file holds."""
     versions: dict[str, str]
-    """What must be installed, by name; empty where it is the same installation."""
+    """Required versions; empty on a cluster of this machine, which runs this installation."""
 
 
 @contextlib.contextmanager
-def opened(engine: Engine, jobs: int | None, variables: Mapping[str, str], folder: Path) -> Iterator[Slots]:
-    """A cluster that is ready to run units.
+def open_cluster(engine: Engine, jobs: int | None, folder: Path) -> Iterator[Slots]:
+    """Start or connect to a dask or ray cluster.
 
     Args:
         engine: dask or ray.
-        jobs: units at a time; ``None`` for as many as a cluster that is there has workers, or this machine cores.
-        variables: of the environment of units.
-        folder: where results go: workers that do not see it are refused.
+        jobs: units at a time; default: the workers of an existing cluster, or the cores of this machine.
+        folder: where results go; workers that do not see it are refused.
     """
-    own = {name: value for name, value in os.environ.items() if name.startswith(OWN)}
+    own = {name: value for name, value in os.environ.items() if name.startswith(INHERITED)}
     token, content = folder.absolute() / TOKEN, secrets.token_hex(16)
     write_text(token, content)
-    # A cluster on this machine runs the code that is here, as loky does.
-    known = {} if engine.cluster is None else versions()
-    orders = Orders({**own, **variables}, os.getcwd(), str(token), content, known)
+    versions = {} if engine.cluster is None else installed_versions()
+    conditions = Conditions({**own, **WORKER_VARIABLES}, os.getcwd(), str(token), content, versions)
     try:
-        with (_dask if engine.name == "dask" else _ray)(engine.cluster, jobs, orders) as slots:
+        with (_open_dask if engine.name == "dask" else _open_ray)(engine.cluster, jobs, conditions) as slots:
             yield slots
     finally:
         token.unlink(missing_ok=True)
 
 
-def versions() -> dict[str, str]:
-    """Return what results depend on beside their settings: workers with other versions are refused."""
+def installed_versions() -> dict[str, str]:
+    """Return the versions that results depend on."""
     found = environment()
     names = ("python", "torch", "powerpool", "commit")
     return {**{name: str(getattr(found, name)) for name in names}, "pillow": found.packages.get("pillow", "none")}
@@ -167,27 +167,26 @@ def versions() -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def _dask(address: str | None, jobs: int | None, orders: Orders) -> Iterator[Slots]:
+def _open_dask(address: str | None, jobs: int | None, conditions: Conditions) -> Iterator[Slots]:
     from distributed import Client, LocalCluster
 
     with contextlib.ExitStack() as stack:
         if address is None:
             jobs = usable_cores() if jobs is None else jobs
-            address = stack.enter_context(
-                LocalCluster(
-                    n_workers=jobs,
-                    threads_per_worker=1,
-                    memory_limit=0,  # a unit takes what it needs, as on loky
-                    dashboard_address=None,
-                    silence_logs=logging.CRITICAL,  # a death is told by the command itself
-                    scheduler_kwargs={"allowed_failures": 0},  # it is the command that counts deaths
-                )
-            ).scheduler_address
+            cluster = LocalCluster(
+                n_workers=jobs,
+                threads_per_worker=1,
+                memory_limit=0,  # as on loky
+                dashboard_address=None,
+                silence_logs=logging.CRITICAL,
+                scheduler_kwargs={"allowed_failures": 0},  # the command counts deaths
+            )
+            address = stack.enter_context(cluster).scheduler_address
         try:
             client = stack.enter_context(Client(address, timeout=PATIENCE, set_as_default=False))
         except (OSError, TimeoutError, ValueError) as error:
             raise EngineError(
-                f"No dask scheduler answers at {address}: {error}. Start one with 'dask scheduler', and name the "
+                f"No dask scheduler answers at {address}: {error}. Start one with 'dask scheduler', and pass the "
                 "address that it prints."
             ) from error
         try:
@@ -197,40 +196,38 @@ def _dask(address: str | None, jobs: int | None, orders: Orders) -> Iterator[Slo
                 f"The dask cluster at {address} has no workers. Start some on each machine: dask worker {address} "
                 "--nworkers auto --nthreads 1"
             ) from error
-        yield Slots(jobs or sum(client.nthreads().values()), partial(_DaskSlot, client, orders))
+        yield Slots(jobs or sum(client.nthreads().values()), partial(_DaskSlot, client, conditions))
 
 
 class _DaskSlot(Executor):
-    """A place in the queue of a dask cluster, for one unit at a time."""
+    """One unit at a time on a dask cluster."""
 
-    def __init__(self, client: Any, orders: Orders) -> None:
-        self.client, self.orders = client, orders
+    def __init__(self, client: Any, conditions: Conditions) -> None:
+        self.client, self.conditions = client, conditions
         self.sent: Any = None
 
     def submit(self, call: Callable[..., Answer], /, *args: Any, **kwargs: Any) -> Future[Answer]:
-        """Send a call to a worker."""
         ours: Future[Answer] = Future()
         payload = pickle.dumps(partial(call, *args, **kwargs))
-        # Kept: dask drops a task that nobody refers to any more.
-        self.sent = self.client.submit(run_alone, payload, self.orders, pure=False, retries=0)
-        self.sent.add_done_callback(partial(self._answered, ours))
+        # Referred to, or dask would drop the task.
+        self.sent = self.client.submit(run_in_process, payload, self.conditions, pure=False, retries=0)
+        self.sent.add_done_callback(partial(self._receive, ours))
         return ours
 
-    def _answered(self, ours: Future[Answer], theirs: Any) -> None:
-        # Not kept any longer: dask would run a task again whose answer was lost with a worker. Before the answer is
-        # passed on, after which the next call may come at once.
+    def _receive(self, ours: Future[Answer], theirs: Any) -> None:
+        # Released before the answer is passed on: dask would repeat a task whose answer was lost with a worker.
         self.sent = None
-        _pass_on(ours, _dask_error, theirs)
+        _pass_on(ours, _translate_dask, theirs)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False, kill_workers: bool = False) -> None:
-        """Take the call back; the worker belongs to the cluster."""
+        """Cancel the call; the worker belongs to the cluster."""
         del wait, cancel_futures, kill_workers
         sent = self.sent
         if sent is not None and not sent.done():
             sent.cancel(force=True)
 
 
-def _dask_error(error: BaseException) -> BaseException:
+def _translate_dask(error: BaseException) -> BaseException:
     from distributed import CancelledError, KilledWorker
     from distributed.comm.core import CommClosedError
 
@@ -245,9 +242,9 @@ def _dask_error(error: BaseException) -> BaseException:
 
 
 @contextlib.contextmanager
-def _ray(address: str | None, jobs: int | None, orders: Orders) -> Iterator[Slots]:
+def _open_ray(address: str | None, jobs: int | None, conditions: Conditions) -> Iterator[Slots]:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # it would send reports over the network
-    # Ray 2 clears CUDA_VISIBLE_DEVICES of a task without a GPU, and warns that a later one will not.
+    # Ray 2 clears CUDA_VISIBLE_DEVICES of a task without a GPU, and warns that a later version will not.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     import ray
 
@@ -257,35 +254,34 @@ def _ray(address: str | None, jobs: int | None, orders: Orders) -> Iterator[Slot
         ray.init(address=address or "local", num_cpus=cores, logging_level=logging.CRITICAL, **options)
     except (ConnectionError, ValueError, RuntimeError) as error:
         raise EngineError(
-            f"No ray cluster at {address or 'this machine'}: {error} Start one with 'ray start --head', and name the "
+            f"No ray cluster at {address or 'this machine'}: {error} Start one with 'ray start --head', and pass the "
             "address that it prints."
         ) from error
     try:
         jobs = jobs or int(ray.cluster_resources().get("CPU", 0))
         if jobs < 1:
             raise EngineError(f"The ray cluster at {address} has no cores. Start 'ray start --address={address}'.")
-        run = ray.remote(num_cpus=1, max_retries=0)(run_alone)
-        yield Slots(jobs, partial(_RaySlot, run, orders))
+        remote = ray.remote(num_cpus=1, max_retries=0)(run_in_process)
+        yield Slots(jobs, partial(_RaySlot, remote, conditions))
     finally:
         ray.shutdown()
 
 
 class _RaySlot(Executor):
-    """A core of a ray cluster, for one unit at a time."""
+    """One unit at a time on a ray cluster."""
 
-    def __init__(self, run: Any, orders: Orders) -> None:
-        self.run, self.orders = run, orders
+    def __init__(self, remote: Any, conditions: Conditions) -> None:
+        self.remote, self.conditions = remote, conditions
         self.sent: Any = None
 
     def submit(self, call: Callable[..., Answer], /, *args: Any, **kwargs: Any) -> Future[Answer]:
-        """Send a call to a worker."""
         ours: Future[Answer] = Future()
-        self.sent = self.run.remote(pickle.dumps(partial(call, *args, **kwargs)), self.orders)
-        self.sent.future().add_done_callback(partial(_pass_on, ours, _ray_error))
+        self.sent = self.remote.remote(pickle.dumps(partial(call, *args, **kwargs)), self.conditions)
+        self.sent.future().add_done_callback(partial(_pass_on, ours, _translate_ray))
         return ours
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False, kill_workers: bool = False) -> None:
-        """End the process that runs the call, if it does."""
+        """End the process that runs the call."""
         import ray
 
         del wait, cancel_futures, kill_workers
@@ -293,7 +289,7 @@ class _RaySlot(Executor):
             ray.cancel(self.sent, force=True)
 
 
-def _ray_error(error: BaseException) -> BaseException:
+def _translate_ray(error: BaseException) -> BaseException:
     from ray import exceptions
 
     deaths = (exceptions.WorkerCrashedError, exceptions.NodeDiedError, exceptions.OutOfMemoryError)
@@ -304,50 +300,47 @@ def _ray_error(error: BaseException) -> BaseException:
     return error
 
 
-# ---- both ------------------------------------------------------------------------------------------------------------
+# ---- both clusters ---------------------------------------------------------------------------------------------------
 
 
 def _pass_on(ours: Future[Any], translate: Callable[[BaseException], BaseException], theirs: Any) -> None:
-    """Give the answer of a cluster's future to ours, its errors in our words."""
+    """Pass the answer or the error of a cluster's future on to ours."""
     try:
         answer = theirs.result()
-    except BaseException as error:  # the one who waits for ours has to know, whatever it is
-        told = translate(error)
-        if not isinstance(told, (DeathError, PowerPoolError)):
-            told = EngineError(_unfit(told))
-        ours.set_exception(told)
+    except BaseException as error:  # whoever waits for ours must hear of it
+        found = translate(error)
+        if not isinstance(found, (DeathError, PowerPoolError)):
+            found = EngineError(_describe_unfit(found))
+        ours.set_exception(found)
     else:
         ours.set_result(answer)
 
 
-def _unfit(error: BaseException) -> str:
+def _describe_unfit(error: BaseException) -> str:
     return (
-        f"A worker of the cluster cannot run units: {type(error).__name__}: {error}. It needs the packages that this "
-        "command has."
+        f"A worker of the cluster cannot run units: {type(error).__name__}: {error}. Install the packages of this "
+        "machine there."
     )
 
 
-# In a worker of the cluster.
-
-
-def run_alone(payload: bytes, orders: Orders) -> Any:
-    """Run a pickled call in a process of its own, as ordered, and return its answer.
+def run_in_process(payload: bytes, conditions: Conditions) -> Any:
+    """Run a pickled call in a fresh process of a cluster's worker, and return its answer.
 
     Raises:
         DeathError: the process died.
-        EngineError: this machine cannot hold to the orders.
+        EngineError: this machine does not meet the conditions.
     """
-    if not Path(orders.place).is_dir():
-        raise _unshared(orders.place)
+    if not Path(conditions.folder).is_dir():
+        raise _not_shared(conditions.folder)
     with tempfile.TemporaryDirectory(prefix="powerpool-unit-") as name:
         given, answered = Path(name, "call"), Path(name, "answer")
-        given.write_bytes(pickle.dumps((payload, orders)))
-        code = "from powerpool.runs.engines import serve; serve(*sys.argv[1:])"
-        kept = {name: value for name, value in os.environ.items() if not name.startswith(OWN)}
+        given.write_bytes(pickle.dumps((payload, conditions)))
+        code = "from powerpool.runs.engines import answer_call; answer_call(*sys.argv[1:])"
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(INHERITED)}
         ended = subprocess.run(
-            python(code, str(given), str(answered)),
-            cwd=orders.place,
-            env=kept | module_places() | orders.variables,
+            python_command(code, str(given), str(answered)),
+            cwd=conditions.folder,
+            env=kept | module_path() | conditions.variables,
             stdin=subprocess.DEVNULL,
             start_new_session=True,  # Ctrl-C on a terminal is for the command, which then stops the cluster
             check=False,
@@ -360,39 +353,37 @@ def run_alone(payload: bytes, orders: Orders) -> Any:
     return answer
 
 
-def serve(given: str, answered: str) -> None:
-    """What the process of a unit does: check, call, leave the answer in a file."""
-    payload, orders = pickle.loads(Path(given).read_bytes())
+def answer_call(given: str, answered: str) -> None:
+    """Check the conditions, call, and leave the answer in a file: what the fresh process does."""
+    payload, conditions = pickle.loads(Path(given).read_bytes())
     try:
-        require(orders)
+        require_conditions(conditions)
         answer: tuple[Any, str | None] = pickle.loads(payload)(), None
     except EngineError as error:
         answer = None, str(error)
-    except Exception as error:  # of an import that unpickling needs: without an answer it would look like a death
-        answer = None, _unfit(error)
+    except Exception as error:  # of an import that unpickling needs; without an answer it would look like a death
+        answer = None, _describe_unfit(error)
     with atomic(Path(answered)) as file:
         file.write_bytes(pickle.dumps(answer))
 
 
-def require(orders: Orders) -> None:
+def require_conditions(conditions: Conditions) -> None:
     """Refuse to run where results would differ, or would not be seen."""
-    here = versions() if orders.versions else {}
-    for name, value in orders.versions.items():
+    here = installed_versions() if conditions.versions else {}
+    for name, value in conditions.versions.items():
         if here[name] != value:
             raise EngineError(
-                f"{name} is {here[name]} on {platform.node()}, and {value} where the command runs. Results would mix: "
-                "install the same on all machines."
+                f"{name} is {here[name]} on {platform.node()}, and {value} where the command runs. Install the same "
+                "versions on all machines."
             )
-    try:
-        content = Path(orders.token).read_text(encoding="ascii")
-    except OSError:
-        content = ""
-    if content != orders.content:
-        raise _unshared(str(Path(orders.token).parent))
+    with contextlib.suppress(OSError):
+        if Path(conditions.token).read_text(encoding="ascii") == conditions.content:
+            return
+    raise _not_shared(str(Path(conditions.token).parent))
 
 
-def _unshared(folder: str) -> EngineError:
+def _not_shared(folder: str) -> EngineError:
     return EngineError(
-        f"{platform.node()} does not see {folder} as it is where the command runs. Workers read data and write results "
-        "themselves: run in a folder that all machines share under the same name."
+        f"{platform.node()} does not see {folder} of the machine where the command runs. Run in a folder that all "
+        "machines share under the same path."
     )

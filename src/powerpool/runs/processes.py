@@ -15,7 +15,7 @@ CGROUPS = Path("/sys/fs/cgroup")
 
 
 def usable_cores() -> int:
-    """How many cores this process may use: affinity and the limit of a container count, not what the machine has."""
+    """Return how many cores this process may use, by its affinity and the limit of its container."""
     allowed = getattr(os, "sched_getaffinity", None)
     cores = len(allowed(0)) if allowed else os.cpu_count() or 1
     limit = _container_limit()
@@ -23,38 +23,37 @@ def usable_cores() -> int:
 
 
 def _container_limit() -> float | None:
-    """The time of cores that a container gets, in cores; None where there is no limit."""
-    with contextlib.suppress(OSError, ValueError):  # version 2, "150000 100000"; "max" is no number
+    """Return the CPU quota of the container in cores; None without a limit."""
+    with contextlib.suppress(OSError, ValueError):  # cgroup v2: "150000 100000", or "max 100000"
         quota, period = (CGROUPS / "cpu.max").read_text(encoding="ascii").split()
         return int(quota) / int(period)
-    with contextlib.suppress(OSError, ValueError):  # version 1; no limit is -1
+    with contextlib.suppress(OSError, ValueError):  # cgroup v1: a quota of -1 is no limit
         quota, period = ((CGROUPS / "cpu" / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
         return int(quota) / int(period) if int(quota) > 0 else None
     return None
 
 
-def python(code: str, *arguments: str) -> list[str]:
-    """The command of a child that runs ``code``, and ends when this process ends, however it ends.
+def python_command(code: str, *arguments: str) -> list[str]:
+    """Return the command of a child that runs ``code``, and ends when this process ends, even by SIGKILL.
 
-    The working folder is not among the places of its modules: a file ``random.py`` there would take the place of
-    Python's own.
+    The working folder is not on its module path: a file ``random.py`` there would shadow Python's own.
     """
-    places = "import sys; sys.path[:] = filter(None, sys.path)"
-    bond = f"from powerpool.runs.processes import die_with; die_with({os.getpid()})"
-    return [sys.executable, "-c", f"{places}; {bond}; {code}", *arguments]
+    path = "import sys; sys.path[:] = filter(None, sys.path)"
+    bond = f"from powerpool.runs.processes import end_with_parent; end_with_parent({os.getpid()})"
+    return [sys.executable, "-c", f"{path}; {bond}; {code}", *arguments]
 
 
-def module_places() -> dict[str, str]:
-    """The variable with which a child finds the modules that this process finds."""
+def module_path() -> dict[str, str]:
+    """Return the variable with which a child finds the modules that this process finds."""
     return {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
 
 
-def die_with(parent: int) -> None:
-    """End this process when its parent ends, even by SIGKILL: an orphan would compute and write for nobody."""
+def end_with_parent(parent: int) -> None:
+    """End this process when its parent ends, even by SIGKILL: an orphan would compute for nobody."""
     if sys.platform == "linux":
         import ctypes
 
-        # PR_SET_PDEATHSIG. A thread that looks out for the parent would have to wait for code that keeps the GIL.
+        # PR_SET_PDEATHSIG. A watching thread would have to wait for code that holds the GIL.
         ctypes.CDLL(None).prctl(1, int(signal.SIGKILL), 0, 0, 0)
     else:
         threading.Thread(target=_watch, args=(parent,), daemon=True).start()

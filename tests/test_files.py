@@ -1,9 +1,10 @@
-"""A folder for one process at a time."""
+"""Files that are complete or absent, and folders for one process at a time."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -11,7 +12,7 @@ import time
 
 import pytest
 
-from powerpool import files as records
+from powerpool import files
 from powerpool.errors import LockedError, RecordError
 from powerpool.files import locked
 
@@ -28,7 +29,7 @@ def test_a_folder_is_locked_until_the_block_ends(tmp_path):
     folder = tmp_path / "new"
     with (
         locked(folder),
-        pytest.raises(LockedError, match=f"process {os.getpid()} on .*Wait until it has ended"),
+        pytest.raises(LockedError, match="new"),
         locked(folder),
     ):
         pass
@@ -47,7 +48,7 @@ def test_another_process_holds_the_lock_until_it_is_killed(tmp_path):
     command = [sys.executable, "-c", HOLDER, str(tmp_path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
         assert holder.stdout.readline() == "locked\n"
-        with pytest.raises(LockedError, match=rf"Another process \(process {holder.pid} on "), locked(tmp_path):
+        with pytest.raises(LockedError, match=tmp_path.name), locked(tmp_path):
             pass
         holder.kill()
         holder.wait(60)
@@ -108,7 +109,7 @@ def test_a_copy_that_leaves_the_block_closes_no_file_of_another(tmp_path):
 def test_what_killed_writes_left_is_removed_unless_it_is_new(tmp_path):
     deep = tmp_path / "folds" / "MUTAG"
     deep.mkdir(parents=True)
-    old = time.time() - 2 * records.PART_SECONDS
+    old = time.time() - 2 * files.PART_SECONDS
     names = {".part-abcd_123.json": False, ".part-abcdefgh": False, ".part-00000-ab.crc": True, "part-abcdefgh": True}
     for name in names:
         (deep / name).touch()
@@ -121,7 +122,7 @@ def test_what_killed_writes_left_is_removed_unless_it_is_new(tmp_path):
 
 def test_the_names_of_parts_are_those_that_are_removed(tmp_path):
     for name in ("result.json", "model", "weights.safetensors"):
-        with records.atomic(tmp_path / name) as part:
+        with files.atomic(tmp_path / name) as part:
             part.touch()
             os.utime(part, (0, 0))
             with locked(tmp_path):
@@ -131,11 +132,105 @@ def test_the_names_of_parts_are_those_that_are_removed(tmp_path):
 
 def test_a_lock_that_cannot_be_made_is_an_error_of_its_folder(tmp_path):
     (tmp_path / ".lock").mkdir()
-    with pytest.raises(RecordError, match=r"Cannot write .*\.lock: Is a directory"), locked(tmp_path):
+    with pytest.raises(RecordError, match=r"\.lock"), locked(tmp_path):
         pass
 
 
 def test_a_file_in_the_place_of_the_folder_is_an_error_in_words(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(RecordError, match=r"Cannot make the folder .*file"), locked(tmp_path / "file"):
+    with pytest.raises(RecordError, match="file"), locked(tmp_path / "file"):
         pass
+
+
+# A disk so slow that a process is always killed in the middle of a file.
+SCRIPT = """
+import sys, time
+from pathlib import Path
+from powerpool.files import write_json
+
+def slowly(path, text, encoding):
+    with path.open("w", encoding=encoding) as file:
+        for start in range(0, len(text), 500):
+            file.write(text[start : start + 500])
+            file.flush()
+            time.sleep(0.005)
+
+Path.write_text = slowly
+number = 0
+while True:
+    write_json(sys.argv[1], {"number": number, "values": [number] * 5_000})
+    number += 1
+    print(number, flush=True)
+"""
+
+
+def test_what_is_written_is_read(tmp_path):
+    path = tmp_path / "deep" / "record.json"
+    data = {"name": "Čau", "values": [1, 2.5, None, True], "nested": {"a": []}}
+    files.write_json(path, data)
+    assert files.read_json(path) == data
+    assert [file.name for file in path.parent.iterdir()] == ["record.json"]
+    umask = os.umask(0)
+    os.umask(umask)
+    assert path.stat().st_mode & 0o777 == 0o666 & ~umask
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), object()], ids=["nan", "inf", "object"])
+def test_what_json_cannot_hold_is_refused_and_the_old_file_stays(tmp_path, value):
+    path = tmp_path / "record.json"
+    files.write_json(path, {"value": 1.0})
+    with pytest.raises(ValueError, match=r"record\.json"):
+        files.write_json(path, {"value": value})
+    assert files.read_json(path) == {"value": 1.0}
+    assert [file.name for file in tmp_path.iterdir()] == ["record.json"]
+
+
+def test_a_writer_that_fails_leaves_the_old_file_and_no_other(tmp_path):
+    path = tmp_path / "plot.svg"
+    path.write_text("old")
+
+    def fail() -> None:
+        with files.atomic(path) as temporary:
+            assert temporary.suffix == ".svg"
+            assert temporary.parent == tmp_path
+            temporary.write_text("half of it")
+            raise RuntimeError("stopped")
+
+    with pytest.raises(RuntimeError, match="stopped"):
+        fail()
+    assert path.read_text() == "old"
+    assert [file.name for file in tmp_path.iterdir()] == ["plot.svg"]
+
+
+def test_kill_9_while_writing_leaves_a_whole_file(tmp_path):
+    path = tmp_path / "record.json"
+    draw = random.Random(0)
+    for _ in range(2):
+        writer = subprocess.Popen([sys.executable, "-c", SCRIPT, path], stdout=subprocess.PIPE, text=True)
+        assert writer.stdout is not None
+        assert writer.stdout.readline()  # the first record is there, the next takes a quarter of a second
+        time.sleep(draw.uniform(0.05, 0.15))
+        os.kill(writer.pid, signal.SIGKILL)
+        writer.communicate()
+        data = files.read_json(path)
+        assert data["values"] == [data["number"]] * 5_000
+
+
+@pytest.mark.parametrize(
+    "content, message",
+    [
+        (b'{"a": 1,\n "b": }', r"broken\.json.*line 2"),
+        (b"\xff\xfe", r"broken\.json.*UTF-8"),
+        (b"", r"broken\.json.*line 1"),
+    ],
+)
+def test_bad_json_names_the_file_and_the_line(tmp_path, content, message):
+    path = tmp_path / "broken.json"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        files.read_json(path)
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(ValueError, match=r"none\.json"):
+        files.read_json(tmp_path / "none.json")

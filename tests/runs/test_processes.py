@@ -48,8 +48,8 @@ def test_without_a_limit_it_is_what_the_process_may_use(groups, monkeypatch):
 
 def test_a_child_does_not_look_for_modules_in_the_working_folder(tmp_path):
     (tmp_path / "random.py").write_text("raise RuntimeError('not this one')")
-    command = processes.python("import random; print(random.__file__, *sys.argv[1:])", "a b")
-    given = os.environ | processes.module_places()
+    command = processes.python_command("import random; print(random.__file__, *sys.argv[1:])", "a b")
+    given = os.environ | processes.module_path()
     said = subprocess.run(command, cwd=tmp_path, env=given, capture_output=True, text=True, check=True).stdout
     assert said.endswith("random.py a b\n")
     assert str(tmp_path) not in said
@@ -59,8 +59,8 @@ def test_a_child_does_not_look_for_modules_in_the_working_folder(tmp_path):
 def test_a_child_ends_with_the_one_that_started_it(tmp_path):
     code = (
         "import subprocess, sys\n"
-        "from powerpool.runs.processes import python\n"
-        "child = subprocess.Popen(python('print(1, flush=True); sys.stdin.read()'), stdin=subprocess.PIPE,"
+        "from powerpool.runs.processes import python_command\n"
+        "child = subprocess.Popen(python_command('print(1, flush=True); sys.stdin.read()'), stdin=subprocess.PIPE,"
         " stdout=subprocess.PIPE)\n"
         "child.stdout.readline()\n"
         "print(child.pid, flush=True)\n"

@@ -18,8 +18,6 @@ from powerpool.runs.compare import (
     paired_test,
     proportion_interval,
     summarize,
-    t_quantile,
-    t_tail,
 )
 
 
@@ -106,7 +104,7 @@ def test_round_off_is_no_difference() -> None:
     "ours, baseline, ratio, message",
     [
         ([1.0, 2.0], [1.0], 0.1, "got 2 and 1"),
-        ([1.0], [2.0], 0.1, "at least two folds"),
+        ([1.0], [2.0], 0.1, "two folds.*1 and 1"),
         ([1.0, 2.0], [1.0, 2.0], -0.1, "test_to_train must be >= 0"),
         ([1.0, 2.0], [1.0, 2.0], math.nan, "test_to_train must be >= 0"),
         ([1.0, 2.0], [1.0, math.nan], 0.1, "baseline must be finite"),
@@ -115,15 +113,6 @@ def test_round_off_is_no_difference() -> None:
 def test_what_cannot_be_compared_is_refused(ours, baseline, ratio: float, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         paired_test(ours, baseline, test_to_train=ratio)
-
-
-@pytest.mark.parametrize("freedom", [1, 2, 3, 9, 29, 599])
-def test_students_distribution_is_that_of_scipy(freedom: int) -> None:
-    assert t_quantile(freedom) == pytest.approx(stats.t.ppf(0.975, freedom), rel=1e-12)
-    for t in (1e-3, 0.1, 0.7, 1.0, 1.7, 2.3, 5.0, 40.0, 1e5):
-        assert t_tail(t, freedom) == pytest.approx(2 * stats.t.sf(t, freedom), rel=1e-10, abs=1e-300)
-    assert (t_tail(0.0, freedom), t_tail(1e-300, freedom), t_tail(1e300, freedom)) == (1.0, 1.0, 0.0)
-    assert t_tail(math.inf, freedom) == 0.0
 
 
 def test_wilsons_interval_worked_by_hand() -> None:
@@ -159,10 +148,10 @@ def test_the_ends_of_wilsons_interval_are_exact_and_the_default_is_95_percent() 
 @pytest.mark.parametrize(
     "right, count, confidence, message",
     [
-        (0, 0, 0.95, "count must be at least 1"),
-        (-1, 5, 0.95, "at most count, 5 .got -1"),
-        (6, 5, 0.95, "at most count, 5 .got 6"),
-        (math.nan, 5, 0.95, "at most count, 5 .got nan"),
+        (0, 0, 0.95, "0 of 0"),
+        (-1, 5, 0.95, "-1 of 5"),
+        (6, 5, 0.95, "6 of 5"),
+        (math.nan, 5, 0.95, "nan of 5"),
         (3, 5, 0.0, "confidence must be above 0 and below 1"),
         (3, 5, 1.0, "confidence must be above 0 and below 1"),
         (3, 5, 95, "confidence must be above 0 and below 1"),
@@ -221,5 +210,5 @@ def test_p_is_1_where_items_are_won_and_lost_as_evenly_as_can_be() -> None:
 def test_items_that_do_not_match_are_refused() -> None:
     with pytest.raises(ArgumentError, match="got 2 and 1"):
         mcnemar([True, False], [True])
-    with pytest.raises(ArgumentError, match="at least one item"):
+    with pytest.raises(ArgumentError, match="got 0 and 0"):
         mcnemar([], [])
