@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from powerpool.data.fewshot import EXHIBITIONS, OPEN_MIC_PAIRS
+from powerpool.data.layouts import EXHIBITIONS, OPEN_MIC_PAIRS
 from powerpool.report.paper import Figure, figures, network, paper_figure, paper_network, set_of_paper
 
 ORIGINAL = Path(__file__).parents[3] / "shared" / "paper" / "results.yaml"

@@ -16,7 +16,7 @@ from powerpool import files as locks
 from powerpool.cli import main as cli
 from powerpool.data import archives, load_images
 from powerpool.data.features import FeatureStore
-from powerpool.data.places import made_once
+from powerpool.data.store import made_once
 from powerpool.errors import DiskError, RecordError
 from powerpool.files import atomic, locked, make_folder, read_json, write_json, write_text
 from powerpool.report.plots import draw_sweep

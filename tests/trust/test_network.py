@@ -14,7 +14,7 @@ import torch
 
 from powerpool.cli.main import main
 from powerpool.data import load_fewshot, load_graphs, load_images
-from powerpool.data.places import how_to_fetch, is_offline, may_fetch
+from powerpool.data.store import how_to_fetch, is_offline, may_fetch
 from powerpool.errors import PowerPoolError
 from powerpool.integrations.backbones import load_backbone
 from tests.data_sets.picture_sets import split_set, write_folder

@@ -153,7 +153,7 @@ def _open_vision(folder: Path, which: Samples) -> Source:
 
 def _stored_maps(folder: Path, which: Samples, model: Any) -> Maps | None:
     """Maps that training on frozen features left in the cache, if they are there: nothing has to be computed."""
-    from powerpool.data.places import cache_folder
+    from powerpool.data.store import cache_folder
     from powerpool.tasks.vision.extraction import ITEMS, open_features
 
     if which.data is not None or model.is_trained or not (folder / DATA).exists():

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from powerpool.bench.case import Answer, BenchCase, Contender
 from powerpool.bench.timing import Stopwatch
-from powerpool.data import Crops, ImageDataset, ImageSplit, list_pictures
+from powerpool.data import Crops, ImageDataset, ImageSplit, list_images
 from powerpool.integrations.backbones import fold_batch_norm, load_backbone
 from powerpool.tasks.vision.extraction import Frozen, stream_maps
 
@@ -77,4 +77,4 @@ def make_pictures(count: int) -> ImageSplit:
         coarse = torch.randint(256, (47, 63, 3), generator=generator, dtype=torch.uint8)
         picture = Image.frombytes("RGB", (63, 47), bytes(coarse.flatten().tolist()))
         picture.resize((500, 375), Image.Resampling.BICUBIC).save(folder / f"{number:04d}.jpg", quality=90)
-    return list_pictures([folder])
+    return list_images([folder])

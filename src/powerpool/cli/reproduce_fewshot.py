@@ -15,9 +15,8 @@ from typing import Any, Literal
 
 from powerpool.checks import require_at_least
 from powerpool.data import FewShotSet
-from powerpool.data.digits import DIGITS
-from powerpool.data.errors import MissingDataError
-from powerpool.data.glyphs import GLYPHS
+from powerpool.data.store import MissingDataError
+from powerpool.data.synthetic import DIGITS, GLYPHS
 from powerpool.errors import ArgumentError, UnknownNameError, require_choice
 from powerpool.files import locked
 from powerpool.report.report import Reproduced, conclude, tell

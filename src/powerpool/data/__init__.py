@@ -1,4 +1,4 @@
-"""Files become tensors here: graphs, pictures, folds and episodes to train and test on. No model and no training.
+"""Data sets as tensors: graphs, images, folds and episodes for training and testing.
 
 Example:
     >>> from powerpool.data import load_graphs, stratified_folds
@@ -11,16 +11,17 @@ Example:
 
 from __future__ import annotations
 
-from powerpool.data.banks import PictureBank, read_bank
-from powerpool.data.crops import Crops
+import warnings
+from typing import Any
+
+from powerpool.data.banks import ImageBank, read_bank
+from powerpool.data.decoding import Crops, read_image
 from powerpool.data.episodes import Episode, EpisodeError, Episodes
-from powerpool.data.errors import DataError, MissingDataError
-from powerpool.data.fewshot import ClassCut, FewShotSet, load_fewshot
-from powerpool.data.folds import Fold, stratified_folds
+from powerpool.data.fewshot import FewShotSet, load_fewshot
 from powerpool.data.graphs import GraphBatch, GraphSet, NodeFeatures, load_graphs
-from powerpool.data.images import ImageDataset, ImageSet, ImageSplit, Splits, list_pictures, load_images, readable
-from powerpool.data.limits import Limits
-from powerpool.data.pictures import ImageError, read_image
+from powerpool.data.images import ImageDataset, ImageSet, ImageSplit, check_images, list_images, load_images
+from powerpool.data.splits import ClassCut, Fold, Splits, stratified_folds
+from powerpool.data.store import DataError, ImageError, Limits, MissingDataError
 
 __all__ = [
     "ClassCut",
@@ -33,6 +34,7 @@ __all__ = [
     "Fold",
     "GraphBatch",
     "GraphSet",
+    "ImageBank",
     "ImageDataset",
     "ImageError",
     "ImageSet",
@@ -40,14 +42,26 @@ __all__ = [
     "Limits",
     "MissingDataError",
     "NodeFeatures",
-    "PictureBank",
     "Splits",
-    "list_pictures",
+    "check_images",
+    "list_images",
     "load_fewshot",
     "load_graphs",
     "load_images",
     "read_bank",
     "read_image",
-    "readable",
     "stratified_folds",
 ]
+
+_RENAMED = {"PictureBank": "ImageBank", "list_pictures": "list_images", "readable": "check_images"}
+
+
+def __getattr__(name: str) -> Any:
+    """Return a name of version 0.1 with a warning."""
+    if name not in _RENAMED:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    new = _RENAMED[name]
+    warnings.warn(
+        f"powerpool.data.{name} is now {new}; the old name will be removed.", DeprecationWarning, stacklevel=2
+    )
+    return globals()[new]

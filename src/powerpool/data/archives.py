@@ -1,170 +1,191 @@
-"""Zips of pictures: unpacked once, into a cache. One that could do harm is refused before anything is written."""
+"""Zip files and folders of images: hostile archives are refused, zips are unpacked once into the cache."""
 
 from __future__ import annotations
 
 import contextlib
-import errno
-import hashlib
 import lzma
+import os
 import shutil
 import stat
 import struct
-import tempfile
-import time
 import zipfile
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from powerpool.data.errors import DataError, MissingDataError
-from powerpool.data.limits import Limits
-from powerpool.data.pictures import SUFFIXES
-from powerpool.data.places import cache_folder, without_cache
-from powerpool.errors import LockedError, RecordError
-from powerpool.files import DISK, LOCK, locked, make_folder, read_json, write_json
+from powerpool.data.store import (
+    CHUNK,
+    DataError,
+    Limits,
+    MissingDataError,
+    cache_error,
+    cache_folder,
+    content_hash,
+    hash_text,
+    make_once,
+    require_file,
+    require_size,
+)
+from powerpool.errors import PowerPoolError, RecordError
+from powerpool.files import DISK, read_json, write_json
 
-UNPACKED = (*SUFFIXES, ".txt", ".csv")
-"""How the names of files end that are unpacked: pictures, and lists that say what they show."""
-SYSTEM = ("thumbs.db", "desktop.ini", "__macosx")
-"""What systems leave in folders and archives, beside hidden files."""
-ABANDONED = 60.0
-"""Seconds after which a folder that no process has locked is one that its process did not live to finish."""
-UNPACKING = ".unpacking-"
-"""How the names of folders begin that are not whole yet."""
-MANIFEST = 1 << 30
-"""Bytes of the list of all files of a copy, which may be some millions."""
-CHUNK = 1 << 20
+IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff")
+"""Suffixes of image files, in lower or upper case."""
+UNPACKED_SUFFIXES = (*IMAGE_SUFFIXES, ".txt", ".csv")
+"""Suffixes of files that are unpacked: images, and lists of classes and splits."""
+SYSTEM_FILES = ("thumbs.db", "desktop.ini", "__macosx")
+MANIFEST_LIMIT = 1 << 30
+"""Maximum bytes of a manifest, which may list millions of files."""
 
 
 @dataclass(frozen=True)
-class Unpacked:
-    """The content of a zip, in a folder."""
+class FileTree:
+    """The files of an image data set: those of a folder, or of the unpacked copy of a zip."""
 
     folder: Path
-    hashes: dict[str, str]
-    """The hash of each file, by its name relative to the folder."""
-    others: tuple[str, ...]
-    """Files of the zip that were not unpacked."""
+    names: list[str]
+    """Paths relative to the folder, sorted, with ``/`` as the separator; those in a zip include files not unpacked."""
+    hashes: dict[str, str] | None = None
+    """The content hash of each unpacked file, for zips."""
+
+    def read_text(self, name: str, limits: Limits) -> bytes:
+        """Return the content of a list; raise OSError if it does not exist."""
+        path = self.folder / name
+        require_file(path)
+        require_size(path, path.stat().st_size, limits)
+        return path.read_bytes()
 
 
-def passed_over(part: str) -> bool:
-    """Whether a file or folder of that name is none of the set's: hidden, or left by a system."""
-    return part.startswith(".") or part.lower() in SYSTEM
-
-
-def content_hash() -> hashlib.blake2b:
-    """The hash that stands for the bytes of one file."""
-    return hashlib.blake2b(digest_size=16)
-
-
-def unpack(path: Path, limits: Limits) -> Unpacked:
-    """The unpacked copy of a zip in the cache; made now unless it is there.
-
-    A copy is named after the names, sizes and checksums in the archive: moving the zip does not make another copy, and
-    another content does. It is there once all of it was unpacked and no checksum was wrong, and not before.
-    """
-    if not path.is_file():
+def open_tree(path: Path, limits: Limits) -> FileTree:
+    """List the files of a folder, or of a zip, which is unpacked into the cache first."""
+    if path.is_dir():
+        return FileTree(path, list_files(path))
+    if not path.exists():
         raise MissingDataError(f"There is no file {path}.")
-    with _naming(path), zipfile.ZipFile(path) as archive:
-        members, others = _members(path, archive, limits)
-        target = cache_folder("images") / "unpacked" / f"{path.stem.lstrip('.')}-{_key(members, others)}"
+    return unpack(path, limits)
+
+
+def list_files(folder: Path) -> list[str]:
+    """Return all files in a folder and its subfolders, sorted; hidden files and system files are skipped."""
+
+    def refuse(error: OSError) -> None:
+        raise DataError(f"Cannot read the folder {error.filename}: {error.strerror}.") from error
+
+    found: list[str] = []
+    seen = set()
+    for place, folders, files in os.walk(folder, followlinks=True, onerror=refuse):
+        about = os.stat(place)
+        if (about.st_dev, about.st_ino) in seen:  # a link to a folder above
+            folders.clear()
+            continue
+        seen.add((about.st_dev, about.st_ino))
+        folders[:] = [name for name in folders if not is_ignored(name)]
+        base = "" if Path(place) == folder else Path(place).relative_to(folder).as_posix() + "/"
+        found += [base + name for name in files if not is_ignored(name)]
+    return sorted(found)
+
+
+def is_ignored(part: str) -> bool:
+    """Whether a file or folder name is hidden or belongs to the operating system."""
+    return part.startswith(".") or part.lower() in SYSTEM_FILES
+
+
+# ---- reading zips ----------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def open_zip(path: Path, limits: Limits) -> Iterator[zipfile.ZipFile]:
+    """Open a zip within the limits; errors of reading it, here and in the block, are raised as :class:`DataError`."""
+    try:
+        require_file(path)
+        size = path.stat().st_size
+        require_size(path, size, limits, "unpacked")  # the directory of the zip is read as a whole
+        with zipfile.ZipFile(path) as archive:
+            infos = archive.infolist()
+            excess = limits.excess(size, len(infos), sum(info.file_size for info in infos))
+            if excess is not None:
+                raise DataError(f"{path} was refused: {excess}")
+            yield archive
+    except PowerPoolError:
+        raise
+    except FileNotFoundError as error:
+        raise MissingDataError(f"There is no file {error.filename or path}.") from error
+    except (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, struct.error, ValueError) as error:
+        raise DataError(f"{path} is damaged or not a zip file: {error}. Copy or download it again.") from error
+    except (NotImplementedError, RuntimeError, OSError) as error:  # compression methods, passwords, the disk
+        if isinstance(error, OSError) and error.errno in DISK:
+            raise cache_error(cache_folder("images"), error) from error
+        raise DataError(f"Cannot read {path}: {error}.") from error
+
+
+def unpack(path: Path, limits: Limits) -> FileTree:
+    """Return the unpacked copy of a zip of images, which is made now unless it is in the cache.
+
+    The name of the copy depends on the names, sizes and checksums in the archive: moving the zip keeps the copy, a
+    changed zip gets a new one. A copy appears once it is complete and all checksums are right.
+    """
+    with open_zip(path, limits) as archive:
+        members, others = _check_members(path, archive)
+        lines = [f"{name}\0{members[name].file_size} {members[name].CRC}\n" for name in sorted(members)]
+        key = hash_text([repr(others), *lines])
+        target = cache_folder("images") / "unpacked" / f"{path.stem.lstrip('.')}-{key}"
         found = _read_copy(target)
         if found is None:
-            _make_copy(archive, members, others, target)
+            shutil.rmtree(target, ignore_errors=True)  # a copy with missing files
+            make_once(target, lambda folder: _extract(archive, members, others, folder))
             found = _read_copy(target)
     if found is None:
-        raise DataError(f"{target} was changed by another process while it was made. Delete it and try again.")
+        raise DataError(f"{target} was changed by another process. Delete it and try again.")
     return found
 
 
-# ---- what is in an archive -------------------------------------------------------------------------------------------
-
-
-def _members(
-    path: Path, archive: zipfile.ZipFile, limits: Limits
-) -> tuple[dict[str, zipfile.ZipInfo], tuple[str, ...]]:
-    """The files to unpack, by name, and the names of all others; refuses what no archive of pictures has."""
-    infos = archive.infolist()
+def _check_members(path: Path, archive: zipfile.ZipFile) -> tuple[dict[str, zipfile.ZipInfo], tuple[str, ...]]:
+    """Return the files to unpack by name, and the names of all others; refuse unsafe members."""
     found: dict[str, zipfile.ZipInfo] = {}
     others = []
-    for info in infos:
+    for info in archive.infolist():
         name = _safe_name(path, info)
-        if info.is_dir() or any(passed_over(part) for part in name.split("/")):
+        if info.is_dir() or any(is_ignored(part) for part in name.split("/")):
             continue
-        if not name.lower().endswith(UNPACKED):
+        if not name.lower().endswith(UNPACKED_SUFFIXES):
             others.append(name)
         elif name in found:
-            raise DataError(f"{path} is refused: it has two files of the name {name!r}.")
+            raise DataError(f"{path} was refused: it contains two files named {name!r}.")
         else:
             found[name] = info
-    size = sum(info.file_size for info in found.values())
-    if (excess := limits.excess(path.stat().st_size, len(infos), size)) is not None:
-        raise DataError(f"{path} is refused: {excess}, or unpack it by other means and pass the folder.")
     return found, tuple(sorted(others))
 
 
 def _safe_name(path: Path, info: zipfile.ZipInfo) -> str:
-    """The name of a member, relative to where it is unpacked; refused if it leads elsewhere."""
+    """Return the relative name of a member; refuse paths outside of the folder, links and devices."""
     name = info.filename.replace("\\", "/")  # archives made on Windows
     parts = PurePosixPath(name).parts
     if name.startswith("/") or ".." in parts or (parts and ":" in parts[0]):
-        raise DataError(f"{path} is refused: its member {info.filename!r} would be written outside of the folder.")
+        raise DataError(f"{path} was refused: its member {info.filename!r} would be written outside of the folder.")
     kind = stat.S_IFMT(info.external_attr >> 16)
     if kind not in (0, stat.S_IFREG, stat.S_IFDIR):
         what = "a link" if kind == stat.S_IFLNK else "a device or a pipe"
-        raise DataError(f"{path} is refused: its member {info.filename!r} is {what}. Pack the files themselves.")
+        raise DataError(f"{path} was refused: its member {info.filename!r} is {what}. Pack the files themselves.")
     return "/".join(parts)
 
 
-def _key(members: dict[str, zipfile.ZipInfo], others: tuple[str, ...]) -> str:
-    found = hashlib.blake2b(repr(others).encode(errors="surrogatepass"), digest_size=8)
-    for name in sorted(members):
-        line = f"{name}\0{members[name].file_size} {members[name].CRC}\n"
-        found.update(line.encode(errors="surrogatepass"))
-    return found.hexdigest()
-
-
-# ---- copies ----------------------------------------------------------------------------------------------------------
-
-
-def _read_copy(target: Path) -> Unpacked | None:
-    """The copy, if it is there and none of its files was deleted or cut."""
+def _read_copy(target: Path) -> FileTree | None:
+    """Return the copy if it exists and none of its files is missing or truncated."""
     folder = target / "files"
     try:
-        manifest = read_json(target / "manifest.json", MANIFEST)
-        sizes = {name: size for name, size, _ in manifest["files"]}
-        if any((folder / name).stat().st_size != size for name, size in sizes.items()):
+        manifest = read_json(target / "manifest.json", MANIFEST_LIMIT)
+        if any((folder / name).stat().st_size != size for name, size, _ in manifest["files"]):
             return None
         hashes = {name: digest for name, _, digest in manifest["files"]}
-        return Unpacked(folder, hashes, tuple(manifest["others"]))
+        return FileTree(folder, sorted([*hashes, *manifest["others"]]), hashes)
     except (RecordError, OSError, KeyError, TypeError, ValueError):
         return None
 
 
-def _make_copy(
-    archive: zipfile.ZipFile, members: dict[str, zipfile.ZipInfo], others: tuple[str, ...], target: Path
-) -> None:
-    try:
-        make_folder(target.parent)
-        _sweep(target.parent)
-        temporary = Path(tempfile.mkdtemp(prefix=UNPACKING, dir=target.parent))
-    except (OSError, RecordError) as error:
-        raise without_cache(target, error, DataError) from error
-    try:
-        with locked(temporary):
-            files = _extract(archive, members, temporary)
-            write_json(temporary / "manifest.json", {"files": files, "others": others})
-            (temporary / LOCK).unlink()
-            temporary.chmod(0o755)
-            _put(temporary, target)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-
-
 def _extract(
-    archive: zipfile.ZipFile, members: dict[str, zipfile.ZipInfo], folder: Path
-) -> list[tuple[str, int, str]]:  # name, size and hash of each file
+    archive: zipfile.ZipFile, members: dict[str, zipfile.ZipInfo], others: tuple[str, ...], folder: Path
+) -> None:
     free, needed = shutil.disk_usage(folder).free, sum(info.file_size for info in members.values())
     if needed > free:
         raise DataError(
@@ -180,41 +201,4 @@ def _extract(
                 digest.update(chunk)
                 sink.write(chunk)
         files.append((name, info.file_size, digest.hexdigest()))
-    return files
-
-
-def _put(temporary: Path, target: Path) -> None:
-    """Make the finished copy the one that is used."""
-    if _read_copy(target) is not None:
-        return  # another process made the same meanwhile
-    with contextlib.suppress(FileNotFoundError):
-        shutil.rmtree(target)  # a copy from which files were deleted
-    try:
-        temporary.rename(target)
-    except OSError as error:
-        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):  # these: the other process was quicker by a moment
-            raise
-
-
-def _sweep(folder: Path) -> None:
-    """Remove what processes left that were killed while they unpacked."""
-    for left in folder.glob(f"{UNPACKING}*"):
-        with contextlib.suppress(OSError, LockedError, RecordError):
-            if time.time() - left.stat().st_mtime > ABANDONED:
-                with locked(left):
-                    shutil.rmtree(left)
-
-
-@contextlib.contextmanager
-def _naming(path: Path) -> Iterator[None]:
-    """Errors of reading a zip name it."""
-    try:
-        yield
-    except (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, struct.error) as error:
-        raise DataError(f"{path} is damaged, or no zip: {error}. Copy or download it again.") from error
-    except (NotImplementedError, RuntimeError, OSError) as error:  # ways of packing and passwords; the disk
-        if isinstance(error, LockedError):
-            raise
-        if isinstance(error, OSError) and error.errno in DISK:
-            raise without_cache(cache_folder("images"), error) from error
-        raise DataError(f"Cannot unpack {path}: {error}.") from error
+    write_json(folder / "manifest.json", {"files": files, "others": others})

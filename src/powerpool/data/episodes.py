@@ -1,4 +1,4 @@
-"""Episodes of few-shot learning: which pictures are support and which are queries, drawn by numbers alone."""
+"""Episodes of few-shot learning: which images of a bank are support and which are queries."""
 
 from __future__ import annotations
 
@@ -13,36 +13,36 @@ from torch import Tensor
 from powerpool.errors import ArgumentError, DTypeError, ShapeError
 
 QUARTERS = 4
-"""Quarter turns of a picture, of which the first is none."""
+"""The number of quarter turns of an image, including none."""
 
 
 class EpisodeError(ArgumentError):
-    """There are too few classes, or too few pictures in them; the message says how many, and what would fit."""
+    """There are too few classes, or too few images per class; the message suggests a smaller episode."""
 
 
-@dataclass(frozen=True, eq=False)  # tensors do not compare to one truth value
+@dataclass(frozen=True, eq=False)  # tensors have no single truth value
 class Episode:
-    """One problem of L classes, with J support and Q query pictures of each; pictures are rows of a bank."""
+    """One problem with L classes, and J support and Q query images of each; images are rows of a bank."""
 
     number: int
     classes: Tensor  # shape: (L,), class numbers
     support: Tensor  # shape: (L, J)
-    query: Tensor  # shape: (L, Q), none of its class in support
-    turns: Tensor  # shape: (L,), quarter turns, 0 to 3, of all pictures of the class
+    query: Tensor  # shape: (L, Q), disjoint from the support
+    turns: Tensor  # shape: (L,), quarter turns, 0 to 3, of all images of the class
 
     @property
     def way(self) -> int:
-        """L, the classes to choose from."""
+        """L, the number of classes."""
         return len(self.classes)
 
     @property
     def shot(self) -> int:
-        """J, the support pictures of a class."""
+        """J, the number of support images of each class."""
         return self.support.shape[1]
 
     @property
     def queries(self) -> int:
-        """Q, the query pictures of a class."""
+        """Q, the number of query images of each class."""
         return self.query.shape[1]
 
     def __repr__(self) -> str:
@@ -50,25 +50,25 @@ class Episode:
 
 
 class Episodes:
-    """An endless sequence of episodes: each is a function of the settings and its number, whatever was drawn before.
+    """An infinite sequence of episodes, each a function of the settings and its number.
 
-    An episode draws ``way`` classes and ``shot + queries`` pictures of each, all equally likely and none twice. Classes
-    with fewer pictures are left out of the draw. The draw comes from a hash of ``seed`` and the number of the episode,
-    not from a generator of random numbers: it is the same on every machine and with every version of every package, and
-    all methods that are tested with one seed see the same episodes.
+    An episode draws ``way`` classes and ``shot + queries`` images of each, uniformly and without replacement. Classes
+    with fewer images are left out. The draw sorts by a hash of ``seed`` and the episode number instead of using a
+    random number generator: it is the same on every machine and with every version of every package, so all methods
+    that are tested with one seed see the same episodes.
 
     Args:
-        targets: the class of each picture, from 0 on.
-        way: L, classes of an episode; at least 2.
-        shot: J, support pictures of each class.
-        queries: Q, query pictures of each class.
+        targets: the class of each image.
+        way: L, the number of classes of an episode, at least 2.
+        shot: J, the number of support images of each class.
+        queries: Q, the number of query images of each class.
         seed: another seed gives other episodes.
-        turns: whether a class turned by a quarter is a class of its own, as is usual for Omniglot. All pictures of the
-            class are turned alike. Two turns of one class may meet in one episode, and may have pictures in common.
+        turns: whether classes rotated by quarter turns count as classes, as is usual for Omniglot. All images of a
+            class are rotated alike. An episode may contain a class in two rotations, with common images.
 
     Example:
         >>> import torch
-        >>> targets = torch.arange(20).repeat_interleave(10)  # 20 classes of 10 pictures
+        >>> targets = torch.arange(20).repeat_interleave(10)  # 20 classes of 10 images
         >>> episodes = Episodes(targets, way=5, shot=1, queries=3, seed=0)
         >>> episodes[600]
         Episode(600: 5-way 1-shot, 3 queries per class)
@@ -92,12 +92,12 @@ class Episodes:
 
     @property
     def classes(self) -> int:
-        """How many classes are drawn from; turned ones count."""
+        """The number of classes to draw from, including rotated ones."""
         return len(self._labels) * self._quarters
 
     @property
     def left_out(self) -> int:
-        """How many classes have too few pictures, and are in no episode."""
+        """The number of classes that have too few images."""
         return self._left_out
 
     def __repr__(self) -> str:
@@ -105,33 +105,32 @@ class Episodes:
 
     def __getitem__(self, number: int) -> Episode:
         if not isinstance(number, int) or number < 0:
-            raise ArgumentError(f"Episodes are numbered from 0 on, without an end (asked for {number!r}).")
+            raise ArgumentError(f"The number of an episode must be an integer >= 0 (got {number!r}).")
         most = self._rows.shape[1]
         keys = _keys(f"{self.seed} {number}", self.classes + self.way * most)
         drawn = keys[: self.classes].argsort(stable=True)[: self.way]
         chosen, turns = drawn // self._quarters, drawn % self._quarters
         order = keys[self.classes :].view(self.way, most)
-        # What is not there comes last; the chance that a key is the largest there is, is nil, and harmless with a
-        # stable order: the places that are not there stand behind all others.
+        # Padding comes last: the sort is stable, so even an equal key of an image would come before it.
         order = order.masked_fill(torch.arange(most) >= self._members[chosen, None], torch.iinfo(torch.int64).max)
         places = order.argsort(dim=1, stable=True)[:, : self.shot + self.queries]
         rows = self._rows[chosen].gather(1, places)
         return Episode(number, self._labels[chosen], rows[:, : self.shot], rows[:, self.shot :], turns)
 
     def __iter__(self) -> Iterator[Episode]:
-        """All episodes from 0 on, without an end."""
+        """Iterate over all episodes from 0 on, without end."""
         return (self[number] for number in itertools.count())
 
 
 def _keys(text: str, count: int) -> Tensor:  # shape: (count,), int64
-    """Whole numbers that anyone can compute again: to sort by them is to shuffle."""
+    """Return reproducible integers to sort by in order to shuffle."""
     content = hashlib.shake_256(f"episode {text}".encode()).digest(8 * count)
-    # A copy in memory that can be written to: bytes cannot.
+    # A bytearray, because a tensor on immutable bytes would warn.
     return torch.frombuffer(bytearray(content), dtype=torch.int64)
 
 
 def _table(targets: Tensor, labels: Tensor, members: Tensor) -> Tensor:  # shape: (classes, most members)
-    """The rows of each class in ascending order; behind them zeros, which are never drawn."""
+    """Return the rows of each class in ascending order, padded with zeros, which are never drawn."""
     order = targets.argsort(stable=True)
     order = order[torch.isin(targets[order], labels)]
     table = torch.zeros(len(labels), int(members.max()), dtype=torch.long)
@@ -141,32 +140,29 @@ def _table(targets: Tensor, labels: Tensor, members: Tensor) -> Tensor:  # shape
 
 def _check(targets: Tensor, way: int, shot: int, queries: int) -> None:
     if targets.ndim != 1 or len(targets) == 0:
-        raise ShapeError(f"targets must have shape (pictures,), one class for each (got {tuple(targets.shape)}).")
+        raise ShapeError(f"targets must have shape (images,) (got {tuple(targets.shape)}).")
     if targets.is_floating_point() or targets.is_complex() or targets.dtype == torch.bool:
-        raise DTypeError(f"targets must be whole numbers, one for each class (got {targets.dtype}).")
+        raise DTypeError(f"targets must be integers (got {targets.dtype}).")
     if int(targets.min()) < 0:
-        raise ArgumentError(f"targets must be classes from 0 on (got {int(targets.min())}, of unknown class).")
+        raise ArgumentError(f"targets must be at least 0 (got {int(targets.min())}).")
     for name, value, least in (("way", way, 2), ("shot", shot, 1), ("queries", queries, 1)):
         if not isinstance(value, int) or value < least:
-            raise ArgumentError(f"{name} must be a whole number, at least {least} (got {value!r}).")
+            raise ArgumentError(f"{name} must be an integer >= {least} (got {value!r}).")
 
 
 def _too_few(members: Tensor, way: int, shot: int, queries: int, quarters: int) -> str:
-    """What there is, and what would fit."""
-    needed, enough = shot + queries, int((members >= shot + queries).sum())
-    turned = f", each in {quarters} turns" if quarters > 1 else ""
-    fits = []
-    if enough * quarters >= 2:
-        fits.append(f"way at most {enough * quarters} with {shot} + {queries} pictures of each class")
+    """Say what is missing, and the largest way, or shot + queries, that would be possible."""
+    needed = shot + queries
+    enough = int((members >= needed).sum()) * quarters
+    possible = []
+    if enough >= 2:
+        possible.append(f"way {enough}")
     if len(members) * quarters >= way:
         most = int(members.sort(descending=True).values[-(-way // quarters) - 1])
         if most >= 2:
-            fits.append(f"shot + queries at most {most} with {way} classes")
-    pairs = int((members >= 2).sum()) * quarters
-    if not fits and pairs >= 2:
-        fits.append(f"way at most {pairs} with 1 + 1 pictures of each class")
-    remedy = f"What fits: {'; '.join(fits)}." if fits else "No other episode fits: add classes or pictures."
+            possible.append(f"shot + queries {most}")
+    remedy = f"Use at most {' or '.join(possible)}." if possible else "Add classes or images."
     return (
-        f"An episode of {way} classes with {shot} support and {queries} query pictures of each needs {way} classes of "
-        f"{needed} pictures. There are {len(members)} classes{turned}, of which {enough} have that many. {remedy}"
+        f"{way}-way episodes with {shot} support and {queries} query images need {way} classes of at least {needed} "
+        f"images, but {enough} of {len(members) * quarters} classes have that many. {remedy}"
     )

@@ -1,13 +1,12 @@
-"""Features that were computed once and are read many times: one memory-mapped file, filled piece by piece.
+"""A store for features: computed once into one memory-mapped file, piece by piece, and read many times.
 
-A store is a folder with ``maps.bin``, the numbers of all items one after the other, and ``store.json``: what the
-numbers depend on, their shape, and how many items are there. The count is written after the numbers are on
-the disk, so that a process that is killed costs the items since then, and the next one goes on with the rest.
+A store is a folder with ``maps.bin``, the values of all items one after the other, and ``store.json``: what the values
+depend on, their shape, and how many items are complete. The count is written after the values have reached the disk,
+so a killed process loses only the items since the last ``flush()``, and the next one continues from there.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Iterable, Mapping
@@ -17,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from powerpool.data.store import hash_text
 from powerpool.errors import DiskError, DTypeError, NotFiniteError, RecordError, ShapeError
 from powerpool.files import DISK, cannot_write, make_folder, read_json, write_json
 
@@ -25,18 +25,18 @@ DTYPES = {"float16": torch.float16, "float32": torch.float32, "uint8": torch.uin
 
 
 def store_key(facts: Mapping[str, Any]) -> str:
-    """A short name for everything that features depend on: another one as soon as anything differs."""
-    return hashlib.blake2b(json.dumps(facts, sort_keys=True).encode(), digest_size=8).hexdigest()
+    """Return a short key of everything that features depend on; it changes if anything differs."""
+    return hash_text([json.dumps(facts, sort_keys=True)])
 
 
 class FeatureStore:
-    """Items of one shape and type in a memory-mapped file; see the module.
+    """Items of one shape and dtype in a memory-mapped file.
 
     Args:
-        folder: is made where it is missing.
-        facts: what the features depend on, as JSON can hold it.
-        count: items in all.
-        shape: of an item.
+        folder: created if it does not exist.
+        facts: what the features depend on; must be serialisable as JSON.
+        count: the total number of items.
+        shape: the shape of one item.
         dtype: ``"float16"``, ``"float32"``, or ``"uint8"`` for pixels, which are never converted.
 
     Example:
@@ -62,49 +62,55 @@ class FeatureStore:
         self.folder, self.facts = Path(folder), json.loads(json.dumps(dict(facts)))
         self.count, self.shape, self.dtype = count, tuple(shape), dtype
         make_folder(self.folder)
-        self.done = self._found()
+        self.done = self._count_stored()
         self._maps: Tensor | None = None
 
     @property
     def is_complete(self) -> bool:
-        """Whether all items are there."""
+        """Whether all items are stored."""
         return self.done == self.count
 
     @property
     def bytes(self) -> int:
-        """The size of the file."""
-        return self.count * _numbers(self.shape) * DTYPES[self.dtype].itemsize
+        """The size of the file with the values."""
+        return self._numel * DTYPES[self.dtype].itemsize
+
+    @property
+    def _numel(self) -> int:
+        return self.count * torch.Size(self.shape).numel()
 
     @property
     def maps(self) -> Tensor:  # shape: (count, *shape)
-        """All items, read from the disk as they are looked at; those beyond ``done`` are zeros."""
+        """All items, loaded from the disk on access; those from ``done`` on are zero."""
         if self._maps is None:
             file = self.folder / MAPS
             if not file.exists() or file.stat().st_size != self.bytes:
-                self._make(file)
-            flat = torch.from_file(
-                str(file), shared=True, size=self.count * _numbers(self.shape), dtype=DTYPES[self.dtype]
-            )
-            self._maps = flat.view(self.count, *self.shape)
+                self._allocate(file)
+            self._maps = self.open_maps(shared=True)
         return self._maps
 
+    def open_maps(self, shared: bool) -> Tensor:  # shape: (count, *shape)
+        """Map the file into memory; without ``shared``, writing changes a private copy."""
+        flat = torch.from_file(str(self.folder / MAPS), shared=shared, size=self._numel, dtype=DTYPES[self.dtype])
+        return flat.view(self.count, *self.shape)
+
     def append(self, items: Tensor) -> None:  # shape: (n, *shape)
-        """Add items after those that are there."""
+        """Add items after those that are stored."""
         if tuple(items.shape[1:]) != self.shape:
-            raise ShapeError(f"A store of items of shape {self.shape} got items of shape {tuple(items.shape[1:])}.")
+            raise ShapeError(f"Items must have shape {self.shape} (got {tuple(items.shape[1:])}).")
         if self.done + len(items) > self.count:
-            raise ShapeError(f"A store of {self.count} items has {self.done} and got {len(items)} more.")
+            raise ShapeError(f"Cannot add {len(items)} items to a store that has {self.done} of {self.count}.")
         if self.dtype == "uint8" and items.dtype != torch.uint8:
-            raise DTypeError(f"A store of uint8 got items of {items.dtype}: pixels are stored as they are.")
+            raise DTypeError(f"A store of uint8 needs items of uint8 (got {items.dtype}).")
         rounded = items.to(DTYPES[self.dtype])
         if not torch.isfinite(rounded).all():
-            beyond = "that are not finite" if not torch.isfinite(items).all() else f"beyond the range of {self.dtype}"
-            raise NotFiniteError(f"Features {beyond} cannot be stored. Store them as float32 (--stored float32).")
+            what = "are not finite" if not torch.isfinite(items).all() else f"exceed the range of {self.dtype}"
+            raise NotFiniteError(f"Some features {what}. Store them as float32 (--stored float32).")
         self.maps[self.done : self.done + len(items)] = rounded
         self.done += len(items)
 
     def flush(self) -> None:
-        """Put what was added on the disk, and only then say so."""
+        """Write added items to the disk, then record their number."""
         try:
             with (self.folder / MAPS).open("rb") as file:
                 os.fsync(file.fileno())
@@ -115,40 +121,34 @@ class FeatureStore:
     def _head(self) -> dict[str, Any]:
         return {"facts": self.facts, "count": self.count, "shape": list(self.shape), "dtype": self.dtype}
 
-    def _found(self) -> int:
-        """How many items the folder holds; those of another store are refused."""
+    def _count_stored(self) -> int:
+        """Return the number of items in the folder; refuse a store of other features."""
         file, maps = self.folder / STORE, self.folder / MAPS
         if not file.exists():
             return 0
         found = read_json(file)
         if not isinstance(found, dict) or {name: found.get(name) for name in self._head()} != self._head():
-            raise RecordError(
-                f"{self.folder} holds other features than those asked for. Delete it to compute them anew."
-            )
+            raise RecordError(f"{self.folder} contains other features. Delete it to compute them again.")
         done = found.get("done")
         if not isinstance(done, int) or not 0 <= done <= self.count:
-            raise RecordError(f"{file} is damaged: done is {done!r}, of {self.count}. Delete the folder to start anew.")
+            raise RecordError(f"{file} is damaged: done is {done!r} of {self.count}. Delete the folder to start again.")
         if not maps.exists() or maps.stat().st_size != self.bytes:
-            return 0  # the numbers are gone, or a disk was full: they are computed again
+            return 0  # the values are lost: they are computed again
         return done
 
-    def _make(self, file: Path) -> None:
-        """A file of zeros of the whole size: a disk that is too small shows now, not after an hour."""
-        # What it says of a file that is gone would be taken for this one's by whoever comes after a kill.
+    def _allocate(self, file: Path) -> None:
+        """Create the file with its full size, so that a full disk is noticed now and not after an hour."""
+        # A stale count would be taken for that of the new file if this process is killed.
         (self.folder / STORE).unlink(missing_ok=True)
         try:
             with file.open("wb") as handle:
-                if hasattr(os, "posix_fallocate"):  # not on every system
+                if hasattr(os, "posix_fallocate"):  # not available on every system
                     os.posix_fallocate(handle.fileno(), 0, max(self.bytes, 1))
                 handle.truncate(self.bytes)
         except OSError as error:
             file.unlink(missing_ok=True)
             raise (DiskError if error.errno in DISK else RecordError)(
-                f"Cannot make {file} of {self.bytes / 1e9:.1f} GB: {error.strerror}. Choose another folder with "
-                "$POWERPOOL_CACHE, or fewer or smaller crops or pictures."
+                f"Cannot create {file} of {self.bytes / 1e9:.1f} GB: {error.strerror}. Choose another folder with "
+                "POWERPOOL_CACHE, or fewer or smaller images or crops."
             ) from error
         self.done = 0
-
-
-def _numbers(shape: tuple[int, ...]) -> int:
-    return int(torch.Size(shape).numel())

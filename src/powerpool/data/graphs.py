@@ -1,4 +1,4 @@
-"""Sets of graphs for classification, stored by column, and batches of them without a loop over graphs."""
+"""Graph classification data sets, stored by column, so that batches need no loop over graphs."""
 
 from __future__ import annotations
 
@@ -12,10 +12,8 @@ import torch
 from torch import Tensor
 
 from powerpool.checks import values_are_checked
-from powerpool.data import tu_sources
-from powerpool.data.errors import DataError, MissingDataError
-from powerpool.data.limits import Limits
-from powerpool.data.tu_format import EDGES, TuFiles, TuTables, read_tables
+from powerpool.data.store import DataError, Limits, MissingDataError, join_some, require_package
+from powerpool.data.tu_format import EDGES, TuFiles, TuTables, locate, read_tables
 from powerpool.errors import ArgumentError, DTypeError, ShapeError, require_choice
 
 if TYPE_CHECKING:
@@ -25,11 +23,11 @@ FEATURES = ("auto", "labels", "degree", "constant")
 
 
 class GraphIndexError(ArgumentError, IndexError):
-    """There is no graph of that number in the set."""
+    """There is no graph with that index."""
 
 
 class GraphBatch(NamedTuple):
-    """Graphs side by side, under the names that PyTorch Geometric's own batches have."""
+    """A batch of graphs, with the field names of PyTorch Geometric."""
 
     x: Tensor  # shape: (nodes, channels)
     edge_index: Tensor  # shape: (2, edges), source and target; sorted by target, then source
@@ -39,62 +37,62 @@ class GraphBatch(NamedTuple):
 
     @property
     def num_graphs(self) -> int:
-        """Graphs in the batch."""
+        """The number of graphs."""
         return len(self.y)
 
     @property
     def num_nodes(self) -> int:
-        """Nodes of all graphs together."""
+        """The number of nodes in all graphs."""
         return len(self.x)
 
     @property
     def num_edges(self) -> int:
-        """Columns of ``edge_index``: an edge that goes both ways counts twice."""
+        """The number of columns of ``edge_index``; an undirected edge counts twice."""
         return self.edge_index.shape[1]
 
     @property
     def num_node_features(self) -> int:
-        """Channels of ``x``."""
+        """The number of channels of ``x``."""
         return self.x.shape[1]
 
     def to(self, device: torch.device | str) -> GraphBatch:
-        """The same batch on another device."""
+        """Return the batch on another device."""
         return GraphBatch(*(tensor.to(device) for tensor in self))
 
 
 @dataclass(frozen=True)
 class NodeFeatures:
-    """What the columns of one-hot node features stand for.
+    """The meaning of the columns of one-hot node features.
 
-    A model that was trained on one file reads another one with the features of the first:
+    To use a model on another data set, encode that in the same way:
     ``load_graphs(other, features=trained.features)``.
     """
 
     kind: str
     """``"labels"``, ``"degree"`` or ``"constant"``."""
     values: tuple[int, ...]
-    """The node label of each column, ascending; or its degree, and the last column is for all higher degrees too."""
+    """The node label or degree of each column, ascending; the last degree also stands for all higher ones."""
 
     def __post_init__(self) -> None:
         require_choice(self.kind, FEATURES[1:], "kind of node features")
         if not self.values or list(self.values) != sorted(set(self.values)):
-            raise ArgumentError(f"The values of node features must be ascending, and at least one (got {self.values}).")
+            raise ArgumentError(f"values must be ascending and not empty (got {self.values}).")
         if self.kind == "degree" and self.values != tuple(range(len(self.values))):
-            raise ArgumentError(f"The values of degree features must be 0, 1, 2, ... (got {self.values}).")
+            raise ArgumentError(f"values of degree features must be 0, 1, 2, ... (got {self.values}).")
 
     @property
     def channels(self) -> int:
-        """Columns."""
+        """The number of columns."""
         return len(self.values)
 
 
-@dataclass(frozen=True, eq=False, repr=False)  # tensors do not compare to one truth value
+@dataclass(frozen=True, eq=False, repr=False)  # tensors have no single truth value
 class GraphSet:
-    """Many graphs in few tensors. Index it with a tensor of graph numbers, a list, a slice or a mask to get a batch.
+    """Many graphs in few tensors. Index it with a tensor, a list, a slice or a mask of graphs to get a batch.
 
-    Node features are kept as the number of the column that is 1, and edges as columns of one ``edge_index`` for the
-    whole set: graph ``g`` has the nodes ``node_ptr[g]`` to ``node_ptr[g + 1]``, and likewise for edges. A batch is a
-    handful of gathers, whatever the number of graphs.
+    One-hot node features are stored as column numbers, and edges as one ``edge_index`` for all graphs: graph ``g`` has
+    the nodes ``node_ptr[g]`` to ``node_ptr[g + 1]``, and likewise for edges. A batch takes a few gathers, whatever the
+    number of graphs.
 
     Example:
         >>> graphs = load_graphs("MUTAG")
@@ -112,13 +110,13 @@ class GraphSet:
     features: NodeFeatures
     columns: Tensor  # shape: (nodes,), the column of the node features that is 1
     node_ptr: Tensor  # shape: (graphs + 1,), first node of each graph
-    edge_index: Tensor  # shape: (2, edges), nodes counted through the set; sorted by target, then source
+    edge_index: Tensor  # shape: (2, edges), numbered across graphs; sorted by target, then source
     edge_ptr: Tensor  # shape: (graphs + 1,), first edge of each graph
-    targets: Tensor  # shape: (graphs,), class of each graph from 0 on; -1 where the file does not say
+    targets: Tensor  # shape: (graphs,), class of each graph; -1 if unknown
     classes: tuple[int, ...]
-    """The label in the file of each class."""
+    """The label of each class in the file."""
     dropped: int = 0
-    """Lines of the file that repeat an edge or join a node to itself: they are left out, as PyTorch Geometric does."""
+    """The number of repeated edges and self-loops in the file, which are removed, as in PyTorch Geometric."""
 
     def __len__(self) -> int:
         return len(self.targets)
@@ -131,22 +129,22 @@ class GraphSet:
 
     @property
     def num_nodes(self) -> int:
-        """Nodes of all graphs together."""
+        """The number of nodes in all graphs."""
         return len(self.columns)
 
     @property
     def num_edges(self) -> int:
-        """Columns of ``edge_index``: an edge that goes both ways counts twice."""
+        """The number of columns of ``edge_index``; an undirected edge counts twice."""
         return self.edge_index.shape[1]
 
     @property
     def channels(self) -> int:
-        """Channels of the node features."""
+        """The number of channels of the node features."""
         return self.features.channels
 
     @property
     def digest(self) -> str:
-        """A name for the content: graphs with other nodes, edges, features or classes have another one."""
+        """A digest of the nodes, edges, features and classes."""
         found = hashlib.blake2b(f"{self.features} {self.classes}".encode(), digest_size=8)
         for column in (self.columns, self.node_ptr, self.edge_index, self.targets):
             found.update(column.cpu().numpy().tobytes())
@@ -161,8 +159,8 @@ class GraphSet:
     def __getitem__(self, index: Tensor | Sequence[int] | slice | int) -> GraphBatch:
         chosen = self._numbers(index)
         nodes, edges = _rows(self.node_ptr, chosen), _rows(self.edge_ptr, chosen)
-        # From places in the set to places in the batch: each graph's nodes move together. index_select, here and below,
-        # because indexing with brackets takes up to four times as long for whole numbers.
+        # From node numbers in the data set to those in the batch. index_select, here and below, because indexing with
+        # brackets takes up to four times as long for integers.
         moved = nodes.ptr[:-1] - self.node_ptr.index_select(0, chosen)
         return GraphBatch(
             x=self._one_hot(self.columns.index_select(0, nodes.rows)),
@@ -173,19 +171,14 @@ class GraphSet:
         )
 
     def to(self, device: torch.device | str) -> GraphSet:
-        """The same set on another device; its batches are made there."""
+        """Return the data set on another device, where batches are then created."""
         names = ("columns", "node_ptr", "edge_index", "edge_ptr", "targets")
         return replace(self, **{name: getattr(self, name).to(device) for name in names})
 
     def to_pyg(self) -> list[Data]:
-        """One ``torch_geometric.data.Data`` per graph, for the loaders and transforms of PyTorch Geometric."""
-        try:
-            from torch_geometric.data import Data
-        except ModuleNotFoundError as error:
-            raise ModuleNotFoundError(
-                "to_pyg() needs torch_geometric, which is not installed: pip install 'powerpool[graph]'.",
-                name=error.name,
-            ) from error
+        """Return a list of ``torch_geometric.data.Data``, for the loaders and transforms of PyTorch Geometric."""
+        require_package("torch_geometric", "to_pyg()", "graph")
+        from torch_geometric.data import Data
 
         moved = self.edge_index - self.node_ptr[self.graph[self.edge_index[1]]]
         parts = zip(
@@ -194,7 +187,7 @@ class GraphSet:
             self.targets.split(1),
             strict=True,
         )
-        # Copies: a view would drag the tensors of the whole set along whenever one graph is pickled.
+        # Copies: pickling one view would pickle the tensors of the whole data set.
         return [
             Data(x=x.clone(), edge_index=edges.clone(memory_format=torch.contiguous_format), y=y.clone())
             for x, edges, y in parts
@@ -211,20 +204,20 @@ class GraphSet:
             index = [index + len(self) if index < 0 else index]
         chosen = torch.as_tensor(index, device=self.node_ptr.device)
         if chosen.ndim != 1:
-            raise ShapeError(f"A batch is chosen by a 1-D tensor of graph numbers (got shape {tuple(chosen.shape)}).")
+            raise ShapeError(f"The index must be a 1-D tensor (got shape {tuple(chosen.shape)}).")
         if chosen.dtype == torch.bool:
             if len(chosen) != len(self):
-                raise ShapeError(f"A mask must have one flag for each of the {len(self)} graphs (got {len(chosen)}).")
+                raise ShapeError(f"A mask must have {len(self)} entries, one for each graph (got {len(chosen)}).")
             chosen = chosen.nonzero().flatten()
         if len(chosen) == 0:
-            raise ArgumentError("A batch needs at least one graph (none was chosen).")
+            raise ArgumentError("A batch needs at least one graph (got an empty index).")
         if chosen.is_floating_point() or chosen.is_complex():
-            raise DTypeError(f"Graph numbers must be whole (got {chosen.dtype}). Use index.long().")
+            raise DTypeError(f"The index must be an integer tensor (got {chosen.dtype}). Use index.long().")
         if values_are_checked(chosen, None):
             low, high = (int(end) for end in chosen.aminmax())
             if low < 0 or high >= len(self):
                 wrong = low if low < 0 else high
-                raise GraphIndexError(f"{self.name} has graphs 0 to {len(self) - 1} (asked for {wrong}).")
+                raise GraphIndexError(f"{self.name} has graphs 0 to {len(self) - 1} (got {wrong}).")
         return chosen.long()
 
 
@@ -240,27 +233,27 @@ def load_graphs(
     download: bool = False,
     limits: Limits | None = None,
 ) -> GraphSet:
-    """Read a set of graphs in the format of the TU collection, and check it.
+    """Read and validate a graph data set in the format of the TU collection.
 
     Args:
         name: MUTAG, PTC_MR, PROTEINS, NCI1, COLLAB, REDDIT-BINARY, REDDIT-MULTI-5K, IMDB-BINARY or IMDB-MULTI; or the
-            path of a folder, or of a zip, with files in TU format (``NAME_A.txt`` and so on, for any NAME).
-        root: a folder with ``NAME.zip``, ``NAME/`` or ``NAME/raw/``, in itself or in its folder ``graphs``; by default
-            the one that the environment variable POWERPOOL_DATA names. A set that is not there is looked for in the
-            cache (``~/.cache/powerpool/graphs``); MUTAG is then taken from the installed package grakel.
-        features: one-hot ``"labels"`` of nodes, one-hot ``"degree"``, or ``"constant"``, a single 1. ``"auto"`` is
-            labels where there are any; else constant for the REDDIT sets, as in the paper that introduced GIN, and
-            degree for all others. The ``features`` of another set encode this one in the same columns. Attributes of
-            nodes and labels of edges are not read.
-        degree_cap: the highest degree with a column; that column also stands for all higher degrees. The default is
-            well above the degrees of the IMDB sets (135 at most), and bounds the width for sets with hubs.
-        edges: TU files list each edge in both directions, and a way that is missing is most often a damaged file:
-            ``"undirected"`` refuses it. ``"symmetrise"`` adds it, ``"directed"`` keeps edges as they are.
-        labelled: False for graphs of unknown class: ``NAME_graph_labels.txt`` is not read, all targets are -1.
-        classes: labels in the order of their classes, as in the ``classes`` of another set; by default all labels in
-            the file, ascending.
-        download: whether a set that is on this machine nowhere may be fetched from the network, into the cache.
-        limits: how large files and zips may be.
+            path of a folder or zip with files in TU format (``NAME_A.txt`` and so on, for any NAME).
+        root: a folder with ``NAME.zip``, ``NAME/`` or ``NAME/raw/``, directly or in a subfolder ``graphs``; by default
+            that of the environment variable POWERPOOL_DATA. Then the cache is searched (``~/.cache/powerpool/graphs``);
+            MUTAG also comes with the package grakel.
+        features: one-hot ``"labels"`` of nodes, one-hot ``"degree"``, or ``"constant"``, a single 1. ``"auto"`` means
+            labels if there are any; else constant for the REDDIT data sets, as in the GIN paper, and degree for all
+            others. Pass the ``features`` of another data set to use the same columns. Node attributes and edge labels
+            are not read.
+        degree_cap: the highest degree with its own column, which also stands for all higher degrees. The default is
+            well above the degrees of the IMDB data sets (at most 135), and limits the width for graphs with hubs.
+        edges: TU files list each edge in both directions, and a missing reverse edge usually means a damaged file:
+            ``"undirected"`` refuses it, ``"symmetrise"`` adds it, ``"directed"`` keeps edges as they are.
+        labelled: False for graphs of unknown class: ``NAME_graph_labels.txt`` is not read, and all targets are -1.
+        classes: the label of each class, for instance the ``classes`` of another data set; by default all labels in the
+            file, ascending.
+        download: whether a data set that is not found may be downloaded into the cache.
+        limits: maximum sizes of files and zips.
 
     Example:
         >>> graphs = load_graphs("MUTAG", features="degree")
@@ -271,25 +264,26 @@ def load_graphs(
     """
     require_choice(edges, EDGES, "choice of edges")
     if degree_cap < 1:
-        raise ArgumentError(f"degree_cap must be at least 1 (got {degree_cap}): 0 would tell no node from another.")
-    place = tu_sources.locate(name, root, download, limits)
-    with TuFiles.open(place.path, place.name, limits) as files:
+        raise ArgumentError(f"degree_cap must be at least 1 (got {degree_cap}).")
+    limits = limits or Limits()
+    path, known_name = locate(name, root, download, limits)
+    with TuFiles.open(path, known_name, limits) as files:
         tables = read_tables(files, edges, labelled)
         if not isinstance(features, NodeFeatures):
             require_choice(features, FEATURES, "kind of node features")
             features = _choose_features(files, tables, features, degree_cap)
         columns = _columns(files, tables, features)
-        targets, known = _targets(files, tables, classes)
+        targets, known_classes = _targets(files, tables, classes)
     return GraphSet(
         name=files.name,
-        source=str(place.path),
+        source=str(path),
         features=features,
         columns=columns,
         node_ptr=tables.node_ptr,
         edge_index=tables.edge_index,
         edge_ptr=tables.edge_ptr,
         targets=targets,
-        classes=known,
+        classes=known_classes,
         dropped=tables.dropped,
     )
 
@@ -309,48 +303,48 @@ def _choose_features(files: TuFiles, tables: TuTables, kind: str, degree_cap: in
 
 
 def _columns(files: TuFiles, tables: TuTables, features: NodeFeatures) -> Tensor:  # shape: (nodes,)
-    """The column of each node."""
+    """Return the feature column of each node."""
     if features.kind == "constant":
         return torch.zeros_like(_degree(tables))
     if features.kind == "degree":
         return _degree(tables).clamp(max=features.channels - 1)
-    return _places(_node_labels(files, tables), features.values, files.label("node_labels"), "node label")
+    return _positions(_node_labels(files, tables), features.values, files.label("node_labels"), "node label")
 
 
 def _targets(files: TuFiles, tables: TuTables, classes: Sequence[int] | None) -> tuple[Tensor, tuple[int, ...]]:
-    """The class of each graph, and the label of each class."""
+    """Return the class of each graph, and the label of each class."""
     if classes is not None and len(set(classes)) != len(classes):
-        raise ArgumentError(f"classes must name each label once (got {list(classes)}).")
+        raise ArgumentError(f"classes must not repeat a label (got {list(classes)}).")
     labels = tables.graph_labels
     if labels is None:
         return torch.full((len(tables.node_ptr) - 1,), -1), tuple(classes or ())
     known = tuple(classes or labels.unique().tolist())
-    return _places(labels, known, files.label("graph_labels"), "class"), known
+    return _positions(labels, known, files.label("graph_labels"), "class"), known
 
 
-def _places(labels: Tensor, values: Sequence[int], file: str, what: str) -> Tensor:
-    """Where each label is among ``values``."""
+def _positions(labels: Tensor, values: Sequence[int], file: str, what: str) -> Tensor:
+    """Return the index of each label in ``values``."""
     ascending, order = torch.tensor(values).sort()
-    place = torch.searchsorted(ascending, labels).clamp(max=len(values) - 1)
-    unknown = ascending[place] != labels
+    position = torch.searchsorted(ascending, labels).clamp(max=len(values) - 1)
+    unknown = ascending[position] != labels
     if bool(unknown.any()):
         line = int(unknown.int().argmax())
-        listed = ", ".join(str(value) for value in values)
+        listed = join_some(map(str, values), 20)
         raise DataError(f"{file}, line {line + 1}: unknown {what} {int(labels[line])}, expected one of {listed}.")
-    return order[place]
+    return order[position]
 
 
 def _node_labels(files: TuFiles, tables: TuTables) -> Tensor:  # shape: (nodes,)
     if tables.node_labels is None:
         raise MissingDataError(
-            f"{files.label('node_labels')} is missing, and features of labels need it. Choose features='degree' or "
-            "features='constant' for a set without node labels."
+            f"{files.label('node_labels')} is missing, which features='labels' needs. Use features='degree' or "
+            "features='constant'."
         )
     return tables.node_labels
 
 
 def _degree(tables: TuTables) -> Tensor:  # shape: (nodes,)
-    """Edges that end in each node."""
+    """Return the number of edges that end in each node."""
     return torch.bincount(tables.edge_index[1], minlength=int(tables.node_ptr[-1]))
 
 
@@ -358,9 +352,9 @@ def _degree(tables: TuTables) -> Tensor:  # shape: (nodes,)
 
 
 class _Rows(NamedTuple):
-    """The rows of some graphs in a column of the set, and how they lie in the batch."""
+    """The rows of selected graphs, and their positions in the batch."""
 
-    rows: Tensor  # shape: (rows,), place in the set
+    rows: Tensor  # shape: (rows,), row in the data set
     owner: Tensor  # shape: (rows,), graph in the batch
     ptr: Tensor  # shape: (chosen + 1,), first row of each graph in the batch
 

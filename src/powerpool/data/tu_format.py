@@ -1,363 +1,316 @@
-"""The text files of the TU collection of graphs: from a folder or a zip to tensors, or to an error that names the line.
+"""Graph data sets in the text format of the TU collection: finding, downloading, and reading them as tensors.
 
-A set ``NAME`` consists of lines of whole numbers, counted from 1:
+A data set ``NAME`` consists of files with one or two integers per line, counted from 1:
 
-- ``NAME_A.txt``: one edge per line, ``source, target``, as numbers of nodes;
+- ``NAME_A.txt``: one edge per line, ``source, target``, as node numbers;
 - ``NAME_graph_indicator.txt``: the graph of each node;
 - ``NAME_graph_labels.txt``: the class of each graph;
-- ``NAME_node_labels.txt``: the label of each node; many sets have none.
+- ``NAME_node_labels.txt``: the label of each node; optional.
 
-Nothing is unpacked and nothing is cached: a file that is damaged, or replaced, cannot leave a result behind.
+Nothing is unpacked or cached: a damaged or replaced file cannot leave a result behind.
 """
 
 from __future__ import annotations
 
+import importlib.util
+import logging
 import re
-import stat
-import struct
+import urllib.request
 import warnings
 import zipfile
-import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from http.client import HTTPException, IncompleteRead
 from pathlib import Path, PurePosixPath
 from typing import IO
 
 import torch
 from torch import Tensor
 
-from powerpool.data.errors import DataError, MissingDataError
-from powerpool.data.limits import Limits, how_to_raise
+from powerpool.data.archives import open_zip
+from powerpool.data.store import (
+    DataError,
+    Limits,
+    MissingDataError,
+    cache_error,
+    cache_folder,
+    data_folders,
+    find_named,
+    how_to_fetch,
+    is_path,
+    may_fetch,
+    require_package,
+    require_size,
+)
+from powerpool.errors import RecordError, UnknownNameError, did_you_mean, shorten
+from powerpool.files import atomic
 
 EDGES = ("undirected", "symmetrise", "directed")
-CHUNK = 1 << 24
-"""Bytes that are parsed at once: memory should not hold all the text of a large set, and its copies, at a time."""
-DIGITS = 18
-"""The longest number that is sure to fit into 64 bits."""
+GRAPHS = {
+    "MUTAG": 188,
+    "PTC_MR": 344,
+    "PROTEINS": 1113,
+    "NCI1": 4110,
+    "COLLAB": 5000,
+    "REDDIT-BINARY": 2000,
+    "REDDIT-MULTI-5K": 4999,
+    "IMDB-BINARY": 1000,
+    "IMDB-MULTI": 1500,
+}
+"""The data sets known by name, and their numbers of graphs."""
+URL = "https://www.chrsmrrs.com/graphkerneldatasets/{name}.zip"
+"""The official copy of the TU collection."""
+TIMEOUT = 30.0
+"""Seconds without an answer after which a download fails."""
+
+
+# ---- finding and downloading -----------------------------------------------------------------------------------------
+
+
+def locate(name: str | Path, root: str | Path | None, download: bool, limits: Limits) -> tuple[Path, str | None]:
+    """Return the folder or zip of a data set, and its name unless it was given by its path.
+
+    A name is looked for in ``root`` (by default ``$POWERPOOL_DATA``), in the cache, and, for MUTAG, in the installed
+    package grakel.
+    """
+    if is_path(name) or (name not in GRAPHS and Path(name).exists()):
+        return Path(name).expanduser(), None
+    name = str(name)
+    folders = [*data_folders(root, "graphs"), cache_folder("graphs")]
+    looked = f"looked in {', '.join(str(folder) for folder in folders)}"
+    found = find_named([name], folders)
+    if found is not None:
+        return (found / "raw" if (found / "raw").is_dir() else found), name
+    if name not in GRAPHS:
+        raise UnknownNameError(
+            f"Unknown graph data set {name!r} ({looked}).{did_you_mean(name, GRAPHS)} Choose one of "
+            f"{', '.join(GRAPHS)}, or pass the path of a folder or zip in TU format."
+        )
+    if name == "MUTAG" and (folder := _mutag_of_grakel()) is not None:
+        return folder, name
+    if not may_fetch(download):
+        remedy = how_to_fetch(f"Pass download=True, or root=, a folder with {name}.zip or {name}/.")
+        raise MissingDataError(f"{name} was not found ({looked}). {remedy}")
+    return fetch(name, limits), name
+
+
+def fetch(name: str, limits: Limits) -> Path:
+    """Download a data set into the cache; the file appears once it has been read without an error."""
+    target, url = cache_folder("graphs") / f"{name}.zip", URL.format(name=name)
+    by_hand = f"Download it by other means, and pass root=, the folder that contains {name}.zip."
+    logging.getLogger(__name__).info("Downloading %s to %s", url, target)
+    try:
+        with urllib.request.urlopen(url, timeout=TIMEOUT) as answer:
+            content = answer.read(limits.text + 1)
+            if answer.length and len(content) <= limits.text:
+                raise IncompleteRead(content, answer.length)
+    except (OSError, HTTPException) as error:
+        reason = getattr(error, "reason", None) or error
+        raise MissingDataError(f"{name} could not be downloaded from {url} ({reason}). {by_hand}") from error
+    require_size(url, len(content), limits)
+    try:
+        with atomic(target) as temporary:
+            temporary.write_bytes(content)
+            with TuFiles.open(temporary, name, limits) as files:
+                graphs = len(read_tables(files, edges="directed").node_ptr) - 1
+            if graphs != GRAPHS[name]:
+                raise DataError(f"{graphs} graphs instead of {GRAPHS[name]}.")
+    except DataError as error:
+        raise DataError(f"The download of {url} is not {name} and was not kept: {error} {by_hand}") from error
+    except (OSError, RecordError) as error:
+        raise cache_error(target, error, DataError) from error
+    return target
+
+
+def _mutag_of_grakel() -> Path | None:
+    found = importlib.util.find_spec("grakel")  # only the folder: importing grakel takes a second
+    if found is None or not found.submodule_search_locations:
+        return None
+    folder = Path(found.submodule_search_locations[0]) / "tests" / "data" / "MUTAG"
+    return folder if folder.is_dir() else None
+
+
+# ---- files -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class TuFiles:
+    """The text files of one data set, in a folder or in a zip; ``name`` is the prefix of their names."""
+
+    path: Path
+    name: str
+    files: dict[str, Path | zipfile.Path]
+    limits: Limits
+
+    @classmethod
+    @contextmanager
+    def open(cls, path: Path, name: str | None, limits: Limits) -> Iterator[TuFiles]:
+        """Open the data set ``name`` at a path, or the only one there."""
+        with ExitStack() as stack:
+            files: dict[str, Path | zipfile.Path]
+            if path.is_dir():
+                files = {file.name: file for file in sorted(path.iterdir()) if file.is_file()}
+            else:
+                archive = stack.enter_context(open_zip(path, limits))
+                files = {PurePosixPath(inner).name: zipfile.Path(archive, inner) for inner in archive.namelist()}
+            yield cls(path, name or _only_name(path, files), files, limits)
+
+    def file_name(self, kind: str) -> str:
+        """Return the file name of a kind, for instance ``MUTAG_A.txt`` for ``A``."""
+        return f"{self.name}_{kind}.txt"
+
+    def label(self, kind: str) -> str:
+        """Return what errors call a file."""
+        return str(self.files.get(self.file_name(kind), self.path / self.file_name(kind)))
+
+    def __contains__(self, kind: str) -> bool:
+        return self.file_name(kind) in self.files
+
+    def read(self, kind: str, columns: int = 1) -> Tensor:  # shape: (lines, columns)
+        """Return the integers of a required file."""
+        label = self.label(kind)
+        if kind not in self:
+            raise MissingDataError(
+                f"{label} is missing. A graph data set in TU format needs {self.file_name('A')}, "
+                f"{self.file_name('graph_indicator')} and {self.file_name('graph_labels')}."
+            )
+        file = self.files[self.file_name(kind)]
+        size = file.stat().st_size if isinstance(file, Path) else file.root.getinfo(file.at).file_size
+        require_size(label, size, self.limits)
+        try:
+            # Latin-1 decodes any bytes: text that is not ASCII then fails as a number, with its line.
+            with file.open(encoding="latin-1") as stream:
+                return parse_integers(stream, columns)
+        except OSError as error:
+            raise DataError(f"Cannot read {label}: {error.strerror or error}.") from error
+        except (ValueError, Warning) as error:
+            with file.open(encoding="latin-1") as stream:
+                raise _describe_damage(stream, label, columns) from error
+
+
+def _only_name(path: Path, files: Iterable[str]) -> str:
+    found = [name.removesuffix("_A.txt") for name in files if name.endswith("_A.txt")]
+    if len(found) != 1:
+        raise MissingDataError(
+            f"{path} must contain one graph data set in TU format, with one file NAME_A.txt "
+            f"(found {', '.join(found) if found else 'none'})."
+        )
+    return found[0]
+
+
+def parse_integers(stream: IO[str], columns: int = 1) -> Tensor:  # shape: (lines, columns)
+    """Parse lines of comma-separated integers; empty lines are skipped.
+
+    Example:
+        >>> import io
+        >>> parse_integers(io.StringIO("1, 2\\n2, 1\\n"), columns=2).tolist()
+        [[1, 2], [2, 1]]
+    """
+    numpy = require_package("numpy", "Reading graph data sets", "graph")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # numpy warns of an empty file, and of decimals where it still accepts them
+        numbers = numpy.loadtxt(stream, dtype=numpy.int64, delimiter=",", comments=None, ndmin=2)
+    if numbers.shape[1] != columns:
+        raise ValueError(f"{numbers.shape[1]} columns")
+    return torch.from_numpy(numbers)
+
+
+def _describe_damage(stream: IO[str], label: str, columns: int) -> DataError:
+    """Find the line that could not be parsed."""
+    wanted = "one integer" if columns == 1 else f"{columns} integers separated by commas"
+    line_format = re.compile(r"\s*,".join([r"\s*[-+]?\d{1,18}"] * columns), re.ASCII)
+    for number, line in enumerate(stream, start=1):
+        text = line.strip()
+        if text and not line_format.fullmatch(text):
+            return DataError(f"{label}, line {number}: expected {wanted} (got {shorten(text, 40)!r}).")
+    return DataError(f"{label} is empty: expected {wanted} per line. Copy or download the data set again.")
+
+
+# ---- tables ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class TuTables:
-    """The content of a set, checked: nodes and edges come graph by graph, and all are counted from 0."""
+    """The validated content of a data set: nodes and edges are sorted by graph, and everything is counted from 0."""
 
     node_ptr: Tensor  # shape: (graphs + 1,), first node of each graph
     edge_index: Tensor  # shape: (2, edges), source and target; sorted by target, then source
     edge_ptr: Tensor  # shape: (graphs + 1,), first edge of each graph
     graph_labels: Tensor | None  # shape: (graphs,), as in the file
     node_labels: Tensor | None  # shape: (nodes,), as in the file
-    dropped: int  # lines that repeat an edge, or join a node to itself
-
-
-class TuFiles:
-    """The text files of one set, in a folder or in a zip; ``name`` is what their names begin with."""
-
-    def __init__(
-        self,
-        path: Path,
-        name: str,
-        files: dict[str, Path | zipfile.ZipInfo],
-        archive: zipfile.ZipFile | None,
-        limits: Limits,
-    ) -> None:
-        self.path, self.name = path, name
-        self._files, self._archive, self._limits = files, archive, limits
-
-    @classmethod
-    @contextmanager
-    def open(cls, path: Path, name: str | None = None, limits: Limits | None = None) -> Iterator[TuFiles]:
-        """The set ``name`` at a path; without a name, the one set that is there."""
-        limits = limits or Limits()
-        with ExitStack() as stack:
-            archive: zipfile.ZipFile | None = None
-            files: dict[str, Path | zipfile.ZipInfo]
-            with _naming(str(path)):
-                if path.is_dir():
-                    files = {file.name: file for file in sorted(path.iterdir()) if file.is_file()}
-                else:
-                    archive = stack.enter_context(_open_zip(path, limits))
-                    files = {PurePosixPath(info.filename).name: info for info in archive.infolist()}
-            yield cls(path, _only_set(path, files) if name is None else name, files, archive, limits)
-
-    def file_name(self, kind: str) -> str:
-        """As in ``MUTAG_A.txt`` for the kind ``A``."""
-        return f"{self.name}_{kind}.txt"
-
-    def label(self, kind: str) -> str:
-        """The file as errors call it."""
-        file = self._files.get(self.file_name(kind))
-        return str(self.path / (file.filename if isinstance(file, zipfile.ZipInfo) else self.file_name(kind)))
-
-    def __contains__(self, kind: str) -> bool:
-        return self.file_name(kind) in self._files
-
-    def numbers(self, kind: str, columns: int = 1) -> Tensor:  # shape: (lines, columns)
-        """The whole numbers of a file that has to be there."""
-        if kind not in self:
-            present = [name for name in self._files if name.endswith(".txt")]
-            raise MissingDataError(
-                f"{self.label(kind)} is missing: a set of graphs in TU format has {self.name}_A.txt, "
-                f"{self.name}_graph_indicator.txt and {self.name}_graph_labels.txt "
-                f"(found {', '.join(present) if present else 'no text files'}). Copy or download the set again."
-            )
-        file = self._files[self.file_name(kind)]
-        with _naming(self.label(kind)), self._stream(file) as stream:
-            size = file.stat().st_size if isinstance(file, Path) else file.file_size
-            if size > self._limits.text:
-                raise DataError(
-                    f"{self.label(kind)} is refused: it has {size:,} bytes, at most {self._limits.text:,} are read. "
-                    f"{how_to_raise('text')}."
-                )
-            return read_integers(stream, self.label(kind), columns)
-
-    def _stream(self, file: Path | zipfile.ZipInfo) -> IO[bytes]:
-        if isinstance(file, Path):
-            return file.open("rb")
-        assert self._archive is not None
-        return self._archive.open(file)
+    dropped: int  # lines with a repeated edge or a self-loop
 
 
 def read_tables(files: TuFiles, edges: str = "undirected", labelled: bool = True) -> TuTables:
-    """Read all files of a set and check that they agree; see :func:`powerpool.data.load_graphs` for the arguments."""
-    _require_numpy()
-    owner = _owners(files)
+    """Read all files and check that they agree; see :func:`powerpool.data.load_graphs` for the arguments."""
+    owner = _read_owners(files)
     node_ptr = torch.searchsorted(owner, torch.arange(int(owner[-1]) + 2))
-    graph_labels = node_labels = None
-    if labelled:
-        graph_labels = files.numbers("graph_labels").flatten()
-        _require_lines(files, "graph_labels", len(graph_labels), "graph", len(node_ptr) - 1)
-    if "node_labels" in files:
-        node_labels = files.numbers("node_labels").flatten()
-        _require_lines(files, "node_labels", len(node_labels), "node", len(owner))
-    edge_index, dropped = _edges(files, owner, edges)
+    graph_labels = _read_labels(files, "graph_labels", len(node_ptr) - 1, "graph") if labelled else None
+    node_labels = _read_labels(files, "node_labels", len(owner), "node") if "node_labels" in files else None
+    edge_index, dropped = _read_edges(files, owner, edges)
     edge_ptr = torch.searchsorted(edge_index[1], node_ptr)
     return TuTables(node_ptr, edge_index, edge_ptr, graph_labels, node_labels, dropped)
 
 
-def _require_numpy() -> None:
-    try:
-        import numpy as np  # noqa: F401
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            "Reading sets of graphs needs numpy, which is not installed: pip install 'powerpool[graph]'.",
-            name=error.name,
-        ) from error
+def _first(wrong: Tensor) -> int | None:
+    """Return the first index that is True, or None."""
+    return int(wrong.int().argmax()) if bool(wrong.any()) else None
 
 
-# ---- what the numbers mean -------------------------------------------------------------------------------------------
-
-
-def _owners(files: TuFiles) -> Tensor:  # shape: (nodes,)
-    """The graph of each node, from 0; refused unless nodes come graph by graph and no graph is left out."""
-    owner = files.numbers("graph_indicator").flatten()
+def _read_owners(files: TuFiles) -> Tensor:  # shape: (nodes,)
+    """Return the graph of each node from 0; nodes must be sorted by graph, and every graph needs a node."""
+    owner = files.read("graph_indicator").flatten()
     before = torch.cat([owner.new_zeros(1), owner[:-1]])
-    wrong = ((owner != before) & (owner != before + 1)) | (owner < 1)
-    if bool(wrong.any()):
-        line = int(wrong.int().argmax())
-        last = int(before[line])
+    line = _first(((owner != before) & (owner != before + 1)) | (owner < 1))
+    if line is not None:
         raise DataError(
-            f"{files.label('graph_indicator')}, line {line + 1}: node {line + 1} is in graph {int(owner[line])}, "
-            f"expected {f'{last} or {last + 1}' if line else 1}. Nodes are listed graph by graph from graph 1 on, and "
-            "each graph has at least one."
+            f"{files.label('graph_indicator')}, line {line + 1}: graph {int(owner[line])} follows graph "
+            f"{int(before[line])}. Nodes must be sorted by graph, from graph 1 on and without gaps."
         )
     return owner - 1
 
 
-def _require_lines(files: TuFiles, kind: str, lines: int, what: str, expected: int) -> None:
-    if lines == expected:
-        return
-    found = f"the file ends after {lines}" if lines < expected else f"there is a label for {what} {expected + 1}"
-    raise DataError(
-        f"{files.label(kind)}, line {min(lines, expected) + 1}: {found}, expected {expected} labels, one for each "
-        f"{what} of {files.file_name('graph_indicator')}. One of the two files is not whole: copy or download "
-        "the set again."
-    )
+def _read_labels(files: TuFiles, kind: str, expected: int, what: str) -> Tensor:  # shape: (expected,)
+    labels = files.read(kind).flatten()
+    if len(labels) != expected:
+        raise DataError(
+            f"{files.label(kind)} has {len(labels)} lines, expected {expected}, one for each {what} in "
+            f"{files.file_name('graph_indicator')}. Copy or download the data set again."
+        )
+    return labels
 
 
-def _edges(files: TuFiles, owner: Tensor, direction: str) -> tuple[Tensor, int]:
-    """Edges sorted by target and then source, and how many lines repeat another or join a node to itself."""
-    label = files.label("A")
-    pairs = files.numbers("A", columns=2)  # shape: (lines, 2)
+def _read_edges(files: TuFiles, owner: Tensor, direction: str) -> tuple[Tensor, int]:
+    """Return edges sorted by target, then source, and the number of repeated edges and self-loops."""
+    pairs = files.read("A", columns=2)  # shape: (lines, 2)
     nodes = len(owner)
-    outside = ((pairs < 1) | (pairs > nodes)).any(1)
-    if bool(outside.any()):
-        line = int(outside.int().argmax())
-        raise DataError(
-            f"{label}, line {line + 1}: an edge from node {int(pairs[line, 0])} to node {int(pairs[line, 1])}, "
-            f"expected nodes from 1 to {nodes}, the number of lines of {files.file_name('graph_indicator')}."
-        )
-    pairs -= 1
-    ends = owner[pairs]
-    crossing = ends[:, 0] != ends[:, 1]
-    if bool(crossing.any()):
-        line = int(crossing.int().argmax())
-        (start, end), (first, second) = (pairs[line] + 1).tolist(), (ends[line] + 1).tolist()
-        raise DataError(
-            f"{label}, line {line + 1}: an edge from node {start} of graph {first} to node {end} of graph {second}, "
-            "expected both in the same graph."
-        )
-    source, target = pairs.T
-    # One number per edge: equal edges are equal numbers, and their order is the order by target, then source.
+
+    def refuse(line: int, problem: str) -> DataError:
+        start, end = pairs[line].tolist()
+        return DataError(f"{files.label('A')}, line {line + 1}: the edge from node {start} to node {end} {problem}")
+
+    if (line := _first(((pairs < 1) | (pairs > nodes)).any(1))) is not None:
+        raise refuse(line, f"is invalid: {files.file_name('graph_indicator')} has nodes 1 to {nodes}.")
+    ends = owner[pairs - 1]
+    if (line := _first(ends[:, 0] != ends[:, 1])) is not None:
+        first, second = (ends[line] + 1).tolist()
+        raise refuse(line, f"connects graph {first} with graph {second}.")
+    source, target = (pairs - 1).T
+    # One number per edge: equal edges have equal numbers, which sort by target, then source.
     key = (target * nodes + source)[source != target].sort().values
     key = key[key.diff(prepend=key.new_full((1,), -1)) > 0]
     dropped = len(pairs) - len(key)
     if direction != "directed":
         reverse = (key % nodes * nodes + key // nodes).sort().values
         if direction == "undirected" and not torch.equal(key, reverse):
-            one_way = torch.isin(source * nodes + target, key, invert=True) & (source != target)
-            line = int(one_way.int().argmax())
-            start, end = (pairs[line] + 1).tolist()
-            raise DataError(
-                f"{label}, line {line + 1}: an edge from node {start} to node {end}, expected a line for the way back "
-                f"too: {end}, {start}. If the file is whole, pass edges='symmetrise' to have the missing ways back "
-                "added, or edges='directed' to keep edges as they are."
+            line = _first(torch.isin(source * nodes + target, key, invert=True) & (source != target))
+            assert line is not None
+            raise refuse(
+                line,
+                "has no reverse edge. If the file is complete, pass edges='symmetrise' to add reverse edges, or "
+                "edges='directed' to keep edges as they are.",
             )
         if direction == "symmetrise":
             key = torch.cat([key, reverse]).unique()
     return torch.stack([key % nodes, key // nodes]), dropped
-
-
-# ---- text to numbers -------------------------------------------------------------------------------------------------
-
-
-def read_integers(stream: IO[bytes], label: str, columns: int = 1) -> Tensor:  # shape: (lines, columns)
-    """Lines of whole numbers, separated by commas; empty lines are allowed at the end only.
-
-    Example:
-        >>> import io
-        >>> read_integers(io.BytesIO(b"1, 2\\n2, 1\\n"), "some_A.txt", columns=2).tolist()
-        [[1, 2], [2, 1]]
-    """
-    parts: list[Tensor] = []
-    line, blank = 1, 0  # number of the next line; number of the first empty line, if there was one
-    while text := stream.read(CHUNK):
-        text += stream.readline()
-        body = text.rstrip(b" \t\r\n")
-        lines = body.count(b"\n") + 1 if body else 0
-        if body and blank:
-            raise _not_numbers(label, blank, b"", columns)
-        if body:
-            parts.append(_parse(body, lines, label, line, columns))
-        if not blank and text.count(b"\n") > lines:
-            blank = line + lines
-        line += lines
-    if not parts:
-        raise DataError(
-            f"{label} is empty: expected {_wanted(columns)} in each line, from line 1 on. Copy or download the "
-            "set again."
-        )
-    return torch.cat(parts)
-
-
-def _parse(body: bytes, lines: int, label: str, first: int, columns: int) -> Tensor:  # shape: (lines, columns)
-    """All lines at once where they are as they should be; one by one where one of them is not, to find out which."""
-    import numpy as np
-
-    commas_and_breaks = body.translate(None, b"0123456789- \t\r") + b"\n"
-    if commas_and_breaks == (b"," * (columns - 1) + b"\n") * lines:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", DeprecationWarning)  # how numpy says that it stopped before the end
-            try:
-                numbers = np.fromstring(body.replace(b"\n", b","), dtype=np.int64, sep=" ,")
-            except (DeprecationWarning, ValueError):
-                numbers = np.empty(0, dtype=np.int64)
-        # A field without a number, or with two, ends the parse early. Too long a number is clipped to the largest one.
-        if len(numbers) == lines * columns and numbers.min() > -(10**DIGITS) and numbers.max() < 10**DIGITS:
-            return torch.from_numpy(numbers.reshape(lines, columns))
-    field = rb"[ \t]*(-?\d{1,%d})[ \t\r]*" % DIGITS
-    pattern = re.compile(b",".join([field] * columns))
-    rows = []
-    for number, text in enumerate(body.split(b"\n"), start=first):
-        match = pattern.fullmatch(text)
-        if match is None:
-            raise _not_numbers(label, number, text, columns)
-        rows.append([int(group) for group in match.groups()])
-    return torch.tensor(rows)
-
-
-def _not_numbers(label: str, line: int, text: bytes, columns: int) -> DataError:
-    shown = text.strip().decode("utf-8", "backslashreplace")
-    shown = f"{shown[:40]!r}..." if len(shown) > 40 else repr(shown)
-    return DataError(f"{label}, line {line}: expected {_wanted(columns)} (got {shown}).")
-
-
-def _wanted(columns: int) -> str:
-    return "one whole number" if columns == 1 else f"{columns} whole numbers with commas between them"
-
-
-# ---- files -----------------------------------------------------------------------------------------------------------
-
-
-def _only_set(path: Path, files: dict[str, Path | zipfile.ZipInfo]) -> str:
-    ending = "_A.txt"
-    found = [name.removesuffix(ending) for name in files if name.endswith(ending)]
-    if len(found) != 1:
-        what = f"several: {', '.join(found)}" if found else "none"
-        raise MissingDataError(
-            f"{path} must hold one set of graphs in TU format, and so one file NAME_A.txt, beside "
-            f"NAME_graph_indicator.txt and NAME_graph_labels.txt (found {what})."
-        )
-    return found[0]
-
-
-def _open_zip(path: Path, limits: Limits) -> zipfile.ZipFile:
-    found = path.stat()
-    if not stat.S_ISREG(found.st_mode):
-        raise DataError(f"Cannot read {path}: it is a pipe or a device. Name a folder or a zip file.")
-    if found.st_size > limits.unpacked:  # its directory is read whole
-        raise DataError(
-            f"{path} is refused: it has {found.st_size:,} bytes, at most {limits.unpacked:,} are read. "
-            f"{how_to_raise('unpacked')}."
-        )
-    archive = None
-    try:
-        archive = zipfile.ZipFile(path)
-        infos = archive.infolist()
-        excess = limits.excess(found.st_size, len(infos), sum(info.file_size for info in infos))
-        if excess is not None:
-            raise DataError(f"{path} is refused: {excess}.")
-        # zipfile does not compare: a damaged length in the directory can hide the files that come after.
-        if _files_in_zip(path) != len(archive.infolist()):
-            raise zipfile.BadZipFile("its directory does not list as many files as it says")
-        for info in archive.infolist():
-            if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-                raise zipfile.BadZipFile(
-                    f"{info.filename} is compressed by method {info.compress_type}, expected deflate"
-                )
-            # Compares the name in the directory with the one at the file: a damaged name must not make an optional file
-            # look as if it were not there.
-            archive.open(info).close()
-    except BaseException as error:
-        if archive is not None:
-            archive.close()
-        # zipfile lets its own difficulties with damaged numbers out; RuntimeError also stands for a password.
-        if not isinstance(error, DataError) and isinstance(error, (RuntimeError, ValueError, struct.error)):
-            raise zipfile.BadZipFile(str(error)) from error
-        raise
-    return archive
-
-
-def _files_in_zip(path: Path) -> int:
-    """How many files the record at the end of a zip promises; TU sets are far below 65535, where it stops counting."""
-    with path.open("rb") as file:
-        length = file.seek(0, 2)
-        file.seek(max(0, length - 22 - 65535))  # the record and the longest comment that may follow it
-        tail = file.read()
-    record = tail.rfind(b"PK\5\6")
-    return int.from_bytes(tail[record + 10 : record + 12], "little")
-
-
-@contextmanager
-def _naming(label: str) -> Iterator[None]:
-    """Errors of the system and of damaged zips, told with the name of the file."""
-    try:
-        yield
-    except FileNotFoundError as error:
-        raise MissingDataError(f"{label} does not exist.") from error
-    except OSError as error:
-        raise DataError(f"Cannot read {label}: {error.strerror or error}.") from error
-    # What zipfile raises depends on where the damage is: the directory, a header or the checksum; the bytes; the end.
-    except (zipfile.BadZipFile, zlib.error, EOFError) as error:
-        raise DataError(
-            f"{label} is not a whole zip file: {error}. Copy or download it again; expected a zip with the text files."
-        ) from error

@@ -15,7 +15,7 @@ from torch import Tensor
 from powerpool.bench.plots import Sweep, sweeps
 from powerpool.bench.record import BenchRecord
 from powerpool.bench.report import machine_line
-from powerpool.data.fewshot import EXHIBITIONS, OPEN_MIC_PAIRS
+from powerpool.data.layouts import EXHIBITIONS, OPEN_MIC_PAIRS
 from powerpool.figures.data import Axis, FigureData, Line, Panel
 from powerpool.figures.sources import MissingRecordError, Sources
 from powerpool.report.paper import paper_figure, way_and_shot

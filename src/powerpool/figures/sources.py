@@ -12,7 +12,7 @@ from torch import Tensor
 
 from powerpool.bench.record import SCHEMA as BENCH
 from powerpool.bench.record import BenchRecord, load
-from powerpool.data.places import cache_folder
+from powerpool.data.store import cache_folder
 from powerpool.errors import RecordError
 from powerpool.files import read_json
 from powerpool.runs.quick import FLAG, is_quick

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from PIL import Image, ImageDraw
 
-from powerpool.data import FewShotSet, PictureBank
+from powerpool.data import FewShotSet, ImageBank
 from powerpool.tasks.fewshot.config import EpisodeConfig, FewShotConfig, ModelConfig, TrainingConfig
 
 
@@ -31,7 +31,7 @@ def small_config(method: str = "SoSN(x)+SigmE", **changes: Any) -> FewShotConfig
     )
 
 
-def stripes(classes: int = 6, each: int = 8, size: int = 16, seed: int = 0) -> PictureBank:
+def stripes(classes: int = 6, each: int = 8, size: int = 16, seed: int = 0) -> ImageBank:
     """Classes are directions of stripes, in pictures that differ by phase and noise."""
     generator = torch.Generator().manual_seed(seed)
     angles = torch.arange(classes) * torch.pi / classes
@@ -43,7 +43,7 @@ def stripes(classes: int = 6, each: int = 8, size: int = 16, seed: int = 0) -> P
     pixels = (255 * noisy).to(torch.uint8).flatten(0, 1)[:, None]
     targets = torch.arange(classes).repeat_interleave(each)
     names = tuple(f"{number}.png" for number in range(classes * each))
-    return PictureBank(pixels, targets, tuple(f"angle {number}" for number in range(classes)), names)
+    return ImageBank(pixels, targets, tuple(f"angle {number}" for number in range(classes)), names)
 
 
 def stripe_set(seed: int = 0) -> FewShotSet:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from powerpool.data import PictureBank
+from powerpool.data import ImageBank
 from powerpool.data.episodes import EpisodeError
 from powerpool.errors import ArgumentError, NotFiniteError, UnknownNameError
 from powerpool.runs.checkpoint import load_state, save_state
@@ -227,7 +227,7 @@ def test_a_device_that_is_not_there_is_refused(data):
 def watched(data, seen):
     """The same pictures, which write down of which split they are when they are looked at."""
 
-    class Watched(PictureBank):
+    class Watched(ImageBank):
         def batch(self, rows, turns=None):
             seen.append(self.names[0].partition("/")[0])
             return super().batch(rows, turns)

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from powerpool.cli.main import main
-from powerpool.data import list_pictures, load_images
+from powerpool.data import list_images, load_images
 from powerpool.files import locked
 from powerpool.runs.record import RunRecord
 from powerpool.tasks.vision import commands
@@ -145,7 +145,7 @@ def test_evaluate_tests_on_all_of_other_pictures_by_the_names_of_their_classes(t
     model = load_run(trained)
     said = {}
     for label in CLASSES[1:]:
-        answers = model.logits(list_pictures([other / label]), 0).argmax(1)
+        answers = model.logits(list_images([other / label]), 0).argmax(1)
         said[label] = int((answers == model.classes.index(label)).sum())
     assert figures["top1"] == pytest.approx(10 * sum(said.values()))
 
@@ -172,7 +172,7 @@ def test_predict_files_and_folders(trained, textures, tmp_path, capsys):
     assert capsys.readouterr().out == ""
     model = load_run(trained)
     names = [str(file), *(str(folder / f"{number}.png") for number in range(3))]
-    expected = model.logits(list_pictures(names), 0).softmax(1)
+    expected = model.logits(list_images(names), 0).softmax(1)
     answers = list(csv.DictReader((tmp_path / "said.csv").read_text(encoding="utf-8").splitlines()))
     listed = json.loads((tmp_path / "a" / "said.json").read_text())
     assert [answer["picture"] for answer in answers] == [item["picture"] for item in listed] == names

@@ -4,9 +4,9 @@
 swaps the pooling of a whole classifier.
 """
 
-from powerpool.integrations.backbones.base import Backbone, BackboneError
+from powerpool.integrations.backbones.base import BACKBONES_VERSION, Backbone, BackboneError
 from powerpool.integrations.backbones.folding import fold_batch_norm
 from powerpool.integrations.backbones.loading import load_backbone
 from powerpool.integrations.backbones.surgery import replace_pooling
 
-__all__ = ["Backbone", "BackboneError", "fold_batch_norm", "load_backbone", "replace_pooling"]
+__all__ = ["BACKBONES_VERSION", "Backbone", "BackboneError", "fold_batch_norm", "load_backbone", "replace_pooling"]

@@ -15,6 +15,8 @@ from torch import Tensor, nn
 
 from powerpool.errors import ArgumentError, PowerPoolError, ShapeError
 
+BACKBONES_VERSION = 1
+"""Part of the key of stored features. Raise it if a backbone of the same name would compute other features."""
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 PROBE_SIZES = (64, 224)  # AlexNet has no map left below 63 pixels; a network for one size alone takes 224 most often

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import torch
 from torch import Tensor, nn
 
-from powerpool.data.places import how_to_fetch, may_fetch
+from powerpool.data.store import how_to_fetch, may_fetch
 from powerpool.errors import ArgumentError
 from powerpool.integrations.backbones.base import (
     IMAGENET_MEAN,

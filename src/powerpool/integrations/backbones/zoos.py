@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import torch
 from torch import Tensor, nn
 
-from powerpool.data.places import how_to_fetch, may_fetch
+from powerpool.data.store import how_to_fetch, may_fetch
 from powerpool.errors import ArgumentError, UnknownNameError, did_you_mean
 from powerpool.integrations.backbones.base import (
     IMAGENET_MEAN,

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from powerpool.console import Bars, cell, console, emit, note, say
-from powerpool.data import FewShotSet, list_pictures
-from powerpool.data.fewshot import is_open_mic
-from powerpool.data.image_sources import locate
+from powerpool.data import FewShotSet, list_images
 from powerpool.data.images import Corrupt
+from powerpool.data.layouts import is_open_mic
+from powerpool.data.sources import locate
 from powerpool.errors import ArgumentError, RecordError
 from powerpool.files import locked, read_json, write_json
 from powerpool.runs.compare import summarize
@@ -321,7 +321,7 @@ def predict(options: PredictOptions) -> None:
             f"{options.support})."
         )
     support = [bank.batch((bank.targets == label).nonzero().flatten()) for label in seen]
-    asked = list_pictures(options.pictures)
+    asked = list_images(options.pictures)
     queries = model.pictures.read(asked, (), options.corrupt)
     for name in sorted({*asked.names} - {*queries.names}):
         note(f"skipped, not readable: {name}")

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from powerpool.data import FewShotSet, PictureBank, load_fewshot
+from powerpool.data import FewShotSet, ImageBank, load_fewshot
 from powerpool.errors import RecordError
 from powerpool.files import write_json
 from powerpool.runs.checkpoint import load_state, save_state
@@ -152,7 +152,7 @@ def training_model(training: Training) -> TrainedModel:
 
 def assess(
     model: TrainedModel,
-    bank: PictureBank,
+    bank: ImageBank,
     episodes: EpisodeConfig,
     device: str = "cpu",
     watch: Callable[[int], None] = lambda done: None,

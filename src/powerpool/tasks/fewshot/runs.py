@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from powerpool.data import FewShotSet, ImageSplit, PictureBank, Splits, load_images
+from powerpool.data import FewShotSet, ImageBank, ImageSplit, Splits, load_images
 from powerpool.data.banks import read_bank
 from powerpool.data.images import Corrupt
 from powerpool.errors import PowerPoolError, RecordError
@@ -39,14 +39,14 @@ class Pictures:
         """Those of a configuration."""
         return cls(config.size, config.channels, config.resize, config.invert, config.problem is not None)
 
-    def read(self, split: ImageSplit, classes: tuple[str, ...], corrupt: Corrupt = "error") -> PictureBank:
+    def read(self, split: ImageSplit, classes: tuple[str, ...], corrupt: Corrupt = "error") -> ImageBank:
         """Pictures as the network wants them, in memory; not centred."""
         settings = {name: value for name, value in asdict(self).items() if name != "centred"}
         return read_bank(split, classes, **settings, corrupt=corrupt)
 
     def read_all(
         self, data: str, root: str | None = None, *, download: bool = False, corrupt: Corrupt = "error"
-    ) -> tuple[PictureBank, str]:
+    ) -> tuple[ImageBank, str]:
         """All pictures of a set, and its name. Classes may lie in folders of classes."""
         images = load_images(data, root, download=download, splits=Splits(validation=0.0, test=0.0), nested=True)
         first, *others = images.splits.values()

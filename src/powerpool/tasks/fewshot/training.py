@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from powerpool.data import Episode, Episodes, FewShotSet, PictureBank
+from powerpool.data import Episode, Episodes, FewShotSet, ImageBank
 from powerpool.data.episodes import EpisodeError
 from powerpool.errors import NotFiniteError
 from powerpool.tasks.batch_norm import settling, statistics_of_batches
@@ -265,13 +265,13 @@ def _require_episode(
         raise EpisodeError(f"The split {split} of {data.name}: {error} {remedy}") from error
 
 
-def draw_episodes(bank: PictureBank, test: EpisodeConfig, seed: int = TEST_SEED) -> Episodes:
+def draw_episodes(bank: ImageBank, test: EpisodeConfig, seed: int = TEST_SEED) -> Episodes:
     """The episodes that everyone is asked."""
     return Episodes(bank.targets, test.way, test.shot, test.queries, seed=seed)
 
 
 def answer(
-    network: EpisodeNetwork, bank: PictureBank, episode: Episode, device: str = "cpu"
+    network: EpisodeNetwork, bank: ImageBank, episode: Episode, device: str = "cpu"
 ) -> tuple[Tensor, Tensor]:  # shape: (L Q, L), (L Q,)
     """The scores of all queries of an episode, and their places among its classes."""
     targets = torch.arange(episode.way, device=device).repeat_interleave(episode.queries)
@@ -279,7 +279,7 @@ def answer(
 
 
 def pictures(
-    bank: PictureBank, episode: Episode, device: str = "cpu"
+    bank: ImageBank, episode: Episode, device: str = "cpu"
 ) -> tuple[Tensor, Tensor]:  # shape: (L, J, C, H, W), (L Q, C, H, W)
     """Support and queries of an episode."""
     turns = episode.turns[:, None] if bool(episode.turns.any()) else None
@@ -290,7 +290,7 @@ def pictures(
 @torch.no_grad()
 def ask(
     network: EpisodeNetwork,
-    bank: PictureBank,
+    bank: ImageBank,
     episodes: Sequence[Episode],
     device: str = "cpu",
     *,
@@ -321,7 +321,7 @@ def ask(
 @torch.no_grad()
 def episode_spectrum(
     network: EpisodeNetwork,
-    bank: PictureBank,
+    bank: ImageBank,
     episodes: Sequence[Episode],
     device: str = "cpu",
     *,

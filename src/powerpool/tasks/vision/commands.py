@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from powerpool.console import Bars, cell, console, emit, governed, is_quiet, note, say, working
-from powerpool.data import ImageSet, ImageSplit, Splits, list_pictures, load_images, readable
-from powerpool.data.image_sources import locate
+from powerpool.data import ImageSet, ImageSplit, Splits, check_images, list_images, load_images
 from powerpool.data.images import Corrupt
+from powerpool.data.sources import locate
 from powerpool.errors import ArgumentError, RecordError
 from powerpool.files import locked, read_json, write_json
 from powerpool.integrations.backbones import load_backbone
@@ -198,7 +198,7 @@ def _fine_tune(config: VisionConfig, images: ImageSet, folder: Path, workers: in
 
     splits = images.splits
     for split in splits.values():  # a picture that cannot be read shows now, not when all has been trained
-        readable(split, "error")
+        check_images(split, "error")
     network = _first_network(config, images, folder, workers)
     on_all = config.training.validation == "train"
     return fine_tune(
@@ -349,7 +349,7 @@ def evaluate(options: EvaluateOptions) -> None:
         split = options.split or "test"
         pictures, which = images[split], f"{split} pictures of {images.name}"
     if options.corrupt == "skip":
-        pictures, skipped = readable(pictures, "skip")
+        pictures, skipped = check_images(pictures, "skip")
         which += f", {len(skipped)} that cannot be read skipped" if skipped else ""
     with working(f"{len(pictures)} pictures"):
         scores = model.logits(pictures, options.workers)
@@ -409,9 +409,9 @@ class PredictOptions:
 def predict(options: PredictOptions) -> None:
     """Print a table of the most probable classes of every picture, or write all probabilities."""
     model = load_run(options.run, download=options.download)
-    pictures = list_pictures(options.pictures)
+    pictures = list_images(options.pictures)
     # With "error" whoever reads a picture that is none will say so.
-    pictures, skipped = readable(pictures, "skip") if options.corrupt == "skip" else (pictures, [])
+    pictures, skipped = check_images(pictures, "skip") if options.corrupt == "skip" else (pictures, [])
     for name in skipped:
         note(f"skipped, not readable: {name}")
     if not len(pictures):

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from powerpool.data import ImageSet, Splits, load_images, readable
+from powerpool.data import ImageSet, Splits, check_images, load_images
 from powerpool.errors import ArgumentError
 from powerpool.integrations.backbones import load_backbone
 from powerpool.tasks.confusion import as_entry, confusion_matrix
@@ -46,7 +46,7 @@ def read_images(config: VisionConfig) -> tuple[ImageSet, dict[str, list[str]]]:
         raise ArgumentError(f"{images.name} has one class, {images.classes[0]!r}: there is nothing to tell apart.")
     if config.corrupt == "error":  # whoever reads a picture that is none will say so
         return images, {}
-    checked = {name: readable(split, config.corrupt) for name, split in images.splits.items()}
+    checked = {name: check_images(split, config.corrupt) for name, split in images.splits.items()}
     kept = {name: split for name, (split, _) in checked.items()}
     return replace(images, splits=kept), {name: skipped for name, (_, skipped) in checked.items() if skipped}
 

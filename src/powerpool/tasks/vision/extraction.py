@@ -12,13 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-import powerpool
 from powerpool.data import Crops, ImageDataset, ImageSet, ImageSplit
+from powerpool.data.decoding import DECODER_VERSION
 from powerpool.data.features import DTYPES, FeatureStore, store_key
-from powerpool.data.places import cache_folder
+from powerpool.data.store import cache_folder
 from powerpool.errors import ArgumentError, RecordError
 from powerpool.files import locked, read_json, write_json
-from powerpool.integrations.backbones import Backbone, fold_batch_norm, load_backbone
+from powerpool.integrations.backbones import BACKBONES_VERSION, Backbone, fold_batch_norm, load_backbone
 from powerpool.runs.processes import usable_cores
 from powerpool.tasks.vision.config import VisionConfig
 from powerpool.tasks.vision.model import normalize_pictures
@@ -110,12 +110,9 @@ def extract(
 
 @cache
 def _made_by() -> str:
-    """A digest of what makes crops and runs networks: the code for it, and the packages."""
-    root = Path(powerpool.__file__).parent
-    files = [root / "data" / name for name in ("crops.py", "pictures.py")]
-    files += sorted((root / "integrations" / "backbones").glob("*.py"))
+    """A digest of the versions that crops and features depend on."""
     versions = [f"{name} {metadata.version(name)}" for name in ("torch", "pillow")]
-    return store_key({"code": [file.read_text(encoding="utf-8") for file in files], "versions": versions})
+    return store_key({"decoder": DECODER_VERSION, "backbones": BACKBONES_VERSION, "versions": versions})
 
 
 def choose_device(accelerator: str) -> torch.device:

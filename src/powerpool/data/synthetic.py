@@ -1,25 +1,22 @@
-"""Pictures for few-shot learning on a machine without a network: invented alphabets, drawn by a seeded pen.
+"""Image data sets that need no network: the digits of scikit-learn, and glyphs of invented alphabets.
 
-A class is a glyph: two to four strokes between the points of a coarse grid, in the style of its alphabet, which has
-directions, bends and a slant of its own. A drawing of it is never twice the same: points move, bends change, and all of
-it is shifted, scaled, turned and sheared a little, as by another hand with another pen.
+A glyph, which is a class, has two to four strokes between the points of a coarse grid. The glyphs of an alphabet share
+a style: directions, curvatures and a slant. Each drawing is different: points move, curvatures change, and the whole
+glyph is shifted, scaled, rotated and sheared a little, as if written by another hand with another pen.
 """
 
 from __future__ import annotations
 
 import hashlib
-import inspect
 import math
 import random
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from powerpool.data.places import cache_folder, made_once
-from powerpool.errors import ArgumentError
+from powerpool.data.store import cache_folder, make_once
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -27,25 +24,71 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Point = tuple[float, float]
 
+DIGITS = "digits"
+DIGIT_SIDE = 64
+"""Pixels to which the 8 x 8 digits are enlarged, because a backbone sees nothing in fewer."""
+
 GLYPHS = "glyphs"
+GLYPHS_VERSION = 1
+"""Part of the name of the cached folder. Raise it if any glyph is drawn differently."""
 ALPHABETS, LETTERS, DRAWINGS = 12, 20, 12
-"""Alphabets, glyphs of each, and drawings of each glyph: 240 classes, 2880 pictures."""
+"""The numbers of alphabets, of glyphs in each, and of drawings of each glyph: 240 classes, 2880 images."""
 SIDE = 28
-"""Width and height of a picture, in pixels."""
+"""Width and height of an image, in pixels."""
 FINER = 4
-"""Pictures are drawn so many times larger, in black and white, and each pixel is the mean of what it covers."""
+"""Glyphs are drawn in black and white at this many times the resolution, then averaged."""
 GRID = 4
-"""Points of the grid in a row."""
+"""The number of grid points in a row."""
 SLOPES = ((1, 0), (0, 1), (1, 1), (1, -1), (2, 1), (1, 2), (2, -1), (1, -2))
-"""Directions from one point of the grid to another."""
+"""Directions from one grid point to another."""
 STEPS = 8
-"""Straight pieces that a curve is drawn in."""
+"""The number of straight pieces that approximate a curve."""
+
+
+def digits_folder() -> Path:
+    """Return a cache folder with ten class folders and 1797 images, which is made on the first call."""
+    import sklearn
+
+    # By version: another one may have other images, and a folder must not change during a run.
+    return make_once(cache_folder("images") / f"sklearn-{sklearn.__version__}" / DIGITS, _write_digits)
+
+
+def _write_digits(folder: Path) -> None:
+    from PIL import Image
+    from sklearn.datasets import load_digits
+
+    found = load_digits()
+    for number, (pixels, label) in enumerate(zip(found.images, found.target, strict=True)):
+        place = folder / str(label)
+        place.mkdir(exist_ok=True)
+        small = Image.fromarray((pixels * (255 / 16)).astype("uint8"))
+        small.resize((DIGIT_SIDE, DIGIT_SIDE), Image.Resampling.BICUBIC).save(place / f"{number:04d}.png")
+
+
+def glyphs_folder() -> Path:
+    """Return a cache folder with 240 class folders and 2880 images, which is made on the first call."""
+    import PIL
+
+    return make_once(cache_folder("images") / f"glyphs-{GLYPHS_VERSION}-{PIL.__version__}" / GLYPHS, _write_glyphs)
+
+
+def _write_glyphs(folder: Path) -> None:
+    for alphabet in range(ALPHABETS):
+        for letter in range(LETTERS):
+            place = folder / f"alphabet{alphabet + 1:02d}_glyph{letter + 1:02d}"
+            place.mkdir()
+            for number in range(DRAWINGS):
+                # Uncompressed: compression differs between builds of zlib, and the digest depends on the bytes.
+                draw(alphabet, letter, number).save(place / f"{number + 1:02d}.png", compress_level=0)
+
+
+# ---- alphabets -------------------------------------------------------------------------------------------------------
 
 
 class _Dice:
-    """Random numbers that depend on a name alone.
+    """Random numbers that depend only on a name.
 
-    All come from ``Random.random``: the one method that Python promises never to change.
+    All come from ``Random.random``, the only method that Python promises never to change.
     """
 
     def __init__(self, *name: object) -> None:
@@ -56,21 +99,18 @@ class _Dice:
         return low + (high - low) * self._random.random()
 
     def near(self, spread: float) -> float:
-        """At most ``spread`` from 0, and most often close to it."""
+        """Return a value within ``spread`` of 0, most likely close to it."""
         return spread * (self._random.random() - self._random.random())
 
     def pick(self, choices: Sequence[T]) -> T:
         return choices[int(self._random.random() * len(choices))]
 
-    def some(self, choices: Sequence[T], count: int) -> list[T]:
+    def sample(self, choices: Sequence[T], count: int) -> list[T]:
         left = list(choices)
         return [left.pop(int(self._random.random() * len(left))) for _ in range(count)]
 
     def happens(self, chance: float) -> bool:
         return self._random.random() < chance
-
-
-# ---- what is drawn ---------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -79,25 +119,25 @@ class Style:
 
     slopes: tuple[tuple[int, int], ...]
     bends: tuple[float, ...]
-    """How far the middle of a curve is from the line between its ends, in lengths of that line; 0 is straight."""
+    """Distances of the middle of a curve from the line between its ends, relative to its length; 0 is straight."""
     strokes: tuple[int, ...]
-    """How many strokes a glyph may have."""
-    goes_on: float
-    """The chance that a stroke goes on to another point."""
+    """Possible numbers of strokes."""
+    continues: float
+    """The probability that a stroke continues to another point."""
     joins: float
-    """The chance that a stroke begins on one that is there already."""
+    """The probability that a stroke starts at a point of another one."""
     slant: float
 
 
 @dataclass(frozen=True)
 class Stroke:
-    """Points of the grid that a pen passes through, and how it bends on the way to each but the first."""
+    """The grid points that a pen passes, and the curvature on the way to each but the first."""
 
     points: tuple[tuple[int, int], ...]
     bends: tuple[float, ...]
 
     def pieces(self) -> Iterator[tuple[frozenset[tuple[int, int]], float]]:
-        """Two ends and the bend between them, whichever way the pen went."""
+        """Return the ends and the curvature of each piece, independent of the direction of the pen."""
         for start, end, bend in zip(self.points, self.points[1:], self.bends, strict=False):
             yield frozenset((start, end)), bend if start < end else -bend
 
@@ -107,7 +147,7 @@ Glyph = tuple[Stroke, ...]
 
 @cache
 def style(alphabet: int) -> Style:
-    """The style of an alphabet.
+    """Return the style of an alphabet.
 
     Example:
         >>> style(0) == style(0), style(0) == style(1)
@@ -115,10 +155,10 @@ def style(alphabet: int) -> Style:
     """
     dice = _Dice("style", alphabet)
     return Style(
-        slopes=tuple(dice.some(SLOPES[:4], 2) + dice.some(SLOPES[4:], 1)),
+        slopes=tuple(dice.sample(SLOPES[:4], 2) + dice.sample(SLOPES[4:], 1)),
         bends=dice.pick(((0.0,), (0.0, 0.3), (0.25, -0.25), (0.4, -0.4), (0.0, 0.4, -0.4))),
         strokes=dice.pick(((2, 3), (2, 3, 4), (3, 4))),
-        goes_on=dice.between(0.2, 0.6),
+        continues=dice.between(0.2, 0.6),
         joins=dice.between(0.4, 0.9),
         slant=dice.between(-0.25, 0.25),
     )
@@ -126,7 +166,7 @@ def style(alphabet: int) -> Style:
 
 @cache
 def letters(alphabet: int) -> tuple[Glyph, ...]:
-    """The glyphs of an alphabet; any two differ in more than one piece."""
+    """Return the glyphs of an alphabet; any two differ in more than one piece."""
     dice, own = _Dice("letters", alphabet), style(alphabet)
     found: list[Glyph] = []
     while len(found) < LETTERS:
@@ -142,7 +182,7 @@ def _pieces(glyph: Glyph) -> set[tuple[frozenset[tuple[int, int]], float]]:
 
 
 def _is_wide(glyph: Glyph) -> bool:
-    """Whether a glyph takes up much of the grid; a short dash is hard to tell from another."""
+    """Whether a glyph covers much of the grid; short dashes would be hard to distinguish."""
     return all(max(places) - min(places) >= GRID - 2 for places in zip(*_points(glyph), strict=True))
 
 
@@ -161,7 +201,7 @@ def _invent(dice: _Dice, own: Style) -> Glyph:
         while ways := _ways(points[-1], own.slopes, taken):
             points.append(dice.pick(ways))
             taken.add(frozenset(points[-2:]))
-            if len(points) > 3 or not dice.happens(own.goes_on):
+            if len(points) > 3 or not dice.happens(own.continues):
                 break
         if len(points) > 1:
             strokes.append(Stroke(tuple(points), tuple(dice.pick(own.bends) for _ in points[1:])))
@@ -171,7 +211,7 @@ def _invent(dice: _Dice, own: Style) -> Glyph:
 def _ways(
     start: tuple[int, int], slopes: Sequence[tuple[int, int]], taken: set[frozenset[tuple[int, int]]]
 ) -> list[tuple[int, int]]:
-    """Points that a stroke may go to: in the directions of the alphabet, and not where one went before."""
+    """Return the points that a stroke may go to, in the directions of the alphabet and without repeating a piece."""
     found = []
     for across, down in slopes:
         for times in (-3, -2, -1, 1, 2, 3):
@@ -185,20 +225,17 @@ def _ways(
 
 
 def draw(alphabet: int, letter: int, number: int) -> Image.Image:
-    """A drawing of a glyph: black on white, grey at the edges of strokes.
+    """Draw a glyph in black on white, with antialiasing.
 
     Example:
-        >>> picture = draw(alphabet=3, letter=7, number=0)
-        >>> picture.mode, picture.size
+        >>> image = draw(alphabet=3, letter=7, number=0)
+        >>> image.mode, image.size
         ('L', (28, 28))
-        >>> picture == draw(3, 7, 0), picture == draw(3, 7, 1)
+        >>> image == draw(3, 7, 0), image == draw(3, 7, 1)
         (True, False)
     """
     from PIL import Image, ImageDraw
 
-    for name, value, count in (("alphabet", alphabet, ALPHABETS), ("letter", letter, LETTERS), ("number", number, 0)):
-        if value < 0 or (count and value >= count):
-            raise ArgumentError(f"{name} must be {f'0 to {count - 1}' if count else 'at least 0'} (got {value}).")
     dice, glyph = _Dice("drawing", alphabet, letter, number), letters(alphabet)[letter]
     hand = _Hand(dice, glyph, style(alphabet).slant)
     large = Image.new("L", (SIDE * FINER, SIDE * FINER), 255)
@@ -213,7 +250,7 @@ def draw(alphabet: int, letter: int, number: int) -> Image.Image:
 
 
 class _Hand:
-    """From the grid to pixels: the slant of an alphabet, and what differs between two drawings."""
+    """The affine map from the grid to pixels: the slant of the alphabet, and the variation between drawings."""
 
     def __init__(self, dice: _Dice, glyph: Glyph, slant: float) -> None:
         columns, rows = zip(*_points(glyph), strict=True)
@@ -226,21 +263,21 @@ class _Hand:
         self._shift = (SIDE / 2 + dice.near(3), SIDE / 2 + dice.near(3))
 
     def place(self, point: Point) -> tuple[int, int]:
-        """A point in pixels of the large picture. Whole ones: the last bit of a sine differs between machines."""
+        """Return the pixel of a point in the large image; the last bit of a sine, which may differ, is rounded away."""
         x, y = point[0] - self._middle[0], point[1] - self._middle[1]
         (a, b), (c, d) = self._matrix
         return round((a * x + b * y + self._shift[0]) * FINER), round((c * x + d * y + self._shift[1]) * FINER)
 
 
 def _curve(stroke: Stroke, dice: _Dice) -> list[Point]:
-    """The way of the pen: from point to point, each moved a little, on parabolas.
+    """Return the path of the pen: parabolas between points that are moved a little.
 
     p(t) = (1 - t)^2 start + 2 t (1 - t) control + t^2 end, with t in [0, 1].
     """
     moved = [(x + dice.near(0.5), y + dice.near(0.5)) for x, y in stroke.points]
     line = [moved[0]]
     for start, end, bend in zip(moved, moved[1:], stroke.bends, strict=False):
-        aside = 2 * (bend + dice.near(0.15))  # a parabola goes half as far as its control point
+        aside = 2 * (bend + dice.near(0.15))  # a parabola reaches half as far as its control point
         control = (
             (start[0] + end[0]) / 2 + aside * (end[1] - start[1]),
             (start[1] + end[1]) / 2 - aside * (end[0] - start[0]),
@@ -251,31 +288,3 @@ def _curve(stroke: Stroke, dice: _Dice) -> list[Point]:
             x, y = (first * a + middle * b + last * c for a, b, c in zip(start, control, end, strict=True))
             line.append((x, y))
     return line
-
-
-# ---- files -----------------------------------------------------------------------------------------------------------
-
-
-def glyphs_folder() -> Path:
-    """A folder of 240 class folders with 2880 pictures in all. It is made once, and is whole or not there."""
-    target = cache_folder("images") / f"{GLYPHS}-{_made_by()}" / GLYPHS
-    return made_once(target, _write)
-
-
-def _write(folder: Path) -> None:
-    for alphabet in range(ALPHABETS):
-        for letter in range(LETTERS):
-            place = folder / f"alphabet{alphabet + 1:02d}_glyph{letter + 1:02d}"
-            place.mkdir()
-            for number in range(DRAWINGS):
-                # Not compressed: how that is done differs between builds of zlib, and a set is known by its bytes.
-                draw(alphabet, letter, number).save(place / f"{number + 1:02d}.png", compress_level=0)
-
-
-@cache
-def _made_by() -> str:
-    """A digest of what the pictures depend on, this file and Pillow: a folder must not change under a run."""
-    import PIL
-
-    source = inspect.getsource(sys.modules[__name__])
-    return hashlib.blake2b(f"{PIL.__version__}\n{source}".encode(), digest_size=6).hexdigest()
