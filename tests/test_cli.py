@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from powerpool.cli import main as cli
 from powerpool.cli.main import COMMANDS, main
 from powerpool.cli.options import FLAGS, Flags, help_text, parse, read_flags
-from powerpool.data.limits import USUAL, variable
+from powerpool.data.store import DEFAULT_LIMITS, limit_variable
 from powerpool.errors import ArgumentError, PowerPoolError
 from powerpool.runs.config import describe, field_types, to_yaml
 
@@ -161,14 +161,14 @@ def test_the_page_names_every_variable_and_the_usual_limits():
     page = (folder / "docs" / "cli.md").read_text(encoding="utf-8")
     sources = "".join(path.read_text(encoding="utf-8") for path in (folder / "src").rglob("*.py"))
     found = {name for name in re.findall(r"POWERPOOL_[A-Z_]*[A-Z]", sources) if name != "POWERPOOL_MAX"}
-    for name in {*found, *map(variable, USUAL)}:
+    for name in {*found, *map(limit_variable, DEFAULT_LIMITS)}:
         assert f"| `{name}` |" in page
     sizes = {"pixels": "50 million", "files": "2 million", "unpacked": "50 GiB", "ratio": "200", "text": "2 GiB"}
     units = {"million": 10**6, "GiB": 2**30}
     for name, size in sizes.items():
         number, _, unit = size.partition(" ")
-        assert int(number) * units.get(unit, 1) == USUAL[name]
-        assert re.search(rf"`{variable(name)}` .* \| {size} \|\n", page)
+        assert int(number) * units.get(unit, 1) == DEFAULT_LIMITS[name]
+        assert re.search(rf"`{limit_variable(name)}` .* \| {size} \|\n", page)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 import powerpool as pp
-from tests.data import require_data
+from tests.real_data import require_data
 from tests.solvers.test_squaring import _count
 
 F64 = torch.float64

@@ -10,8 +10,8 @@ from powerpool.tasks.graph.methods import METHODS
 from powerpool.tasks.vision.methods import METHODS as VISION_METHODS
 
 from powerpool.cli import reproduce_vision as vision
-from powerpool.data.image_sources import KNOWN
-from powerpool.data.tu_sources import GRAPHS
+from powerpool.data.sources import KNOWN
+from powerpool.data.tu_format import GRAPHS
 from powerpool.runs.config import read_recipe, recipe_names
 from powerpool.tasks.graph.config import GraphConfig
 from powerpool.tasks.graph.model import GraphClassifier

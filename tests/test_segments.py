@@ -19,7 +19,7 @@ from torch.testing import assert_close
 from powerpool.errors import ArgumentError, DomainError, DTypeError, NotFiniteError, ShapeError
 from powerpool.moments import segments
 from powerpool.moments.dense import autocorrelation, segment_autocorrelation, segment_mean
-from tests.data import require_data
+from tests.real_data import require_data
 from tests.tolerances import tolerance
 
 BETAS = (0.0, 0.3, 1.0)

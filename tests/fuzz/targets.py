@@ -18,9 +18,9 @@ import torch
 from powerpool.bench.record import load as load_bench
 from powerpool.data import Limits, Splits, load_graphs, load_images, read_image
 from powerpool.data.features import FeatureStore
-from powerpool.data.fewshot import ClassCut, natural, open_mic
-from powerpool.data.image_layouts import arrange
-from powerpool.data.images import cut, readable
+from powerpool.data.images import check_images
+from powerpool.data.layouts import arrange, arrange_open_mic
+from powerpool.data.splits import ClassCut, natural_key, split_images
 from powerpool.errors import PowerPoolError
 from powerpool.runs.checkpoint import load_state, save_state
 from powerpool.runs.config import read_recipe, to_yaml
@@ -29,10 +29,10 @@ from powerpool.tasks.fewshot.config import FewShotConfig
 from powerpool.tasks.graph.config import GraphConfig
 from powerpool.tasks.vision.config import VisionConfig
 from tests.bench.samples import pair
-from tests.data_sets.picture_sets import picture, split_set, write_folder, write_zip
-from tests.data_sets.tu_sets import TINY, texts
-from tests.data_sets.tu_sets import write_folder as write_graphs
-from tests.data_sets.tu_sets import write_zip as write_graph_zip
+from tests.data.image_sets import png, split_set, write_folder, write_zip
+from tests.data.tu_sets import TINY, texts
+from tests.data.tu_sets import write_folder as write_graphs
+from tests.data.tu_sets import write_zip as write_graph_zip
 from tests.experiments.runs import run
 
 LIMITS = Limits(pixels=100_000, files=100, unpacked=1 << 20, text=1 << 20)
@@ -88,9 +88,9 @@ def lists(data: bytes) -> None:
     for pictures, files in forms:
         with contextlib.suppress(PowerPoolError):
             found = arrange([*pictures, *files], files.__getitem__, "a set")
-            sorted((labelled.label for labelled in found), key=natural)
+            sorted((labelled.label for labelled in found), key=natural_key)
             ClassCut().divide({labelled.label for labelled in found})
-            cut(found, Splits(), "a set")
+            split_images(found, Splits(), "a set")
 
 
 def names(data: bytes) -> None:
@@ -99,9 +99,9 @@ def names(data: bytes) -> None:
     for nested in (False, True):
         with contextlib.suppress(PowerPoolError):
             found = arrange(files, lambda name: b"filename,label\n", "a set", nested=nested)
-            cut(found, Splits(), "a set")
+            split_images(found, Splits(), "a set")
     with contextlib.suppress(PowerPoolError):
-        open_mic(files, "shn", "a set")
+        arrange_open_mic(files, "shn", "a set")
 
 
 @contextlib.contextmanager
@@ -152,7 +152,7 @@ def picture_folder(data: bytes) -> None:
         folder = write_folder(path.parent / "set", split_set())
         (folder / "train" / "iris" / "damaged.png").write_bytes(data)
         images = load_images(folder, limits=LIMITS)
-        split, skipped = readable(images["train"], "skip", threads=1)
+        split, skipped = check_images(images["train"], "skip", threads=1)
         assert len(split) + len(skipped) == 5
         for number in range(len(split)):
             split.read(number)
@@ -231,8 +231,8 @@ def seeds(target: str) -> list[bytes]:
             b"a/0.png\nb/1.jpg\nREADME",
             b"shn/source/a/0.jpg\nshn/target/a/1.jpg",
         ],
-        "image": [picture()],
-        "picture_folder": [picture()],
+        "image": [png()],
+        "picture_folder": [png()],
     }[target]
 
 

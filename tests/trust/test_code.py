@@ -21,9 +21,9 @@ from powerpool.data.features import FeatureStore
 from powerpool.errors import RecordError
 from powerpool.integrations.backbones import BackboneError, load_backbone
 from powerpool.runs.checkpoint import load_state, save_state
-from tests.data_sets.picture_sets import flat, picture, write_folder
-from tests.data_sets.tu_sets import TINY, texts
-from tests.data_sets.tu_sets import write_folder as write_graphs
+from tests.data.image_sets import flat, png, write_folder
+from tests.data.tu_sets import TINY, texts
+from tests.data.tu_sets import write_folder as write_graphs
 
 
 class Code:
@@ -287,7 +287,7 @@ def test_pickles_of_all_kinds(protocol: int, witness: Path, tmp_path: Path) -> N
 def test_pictures_are_never_unpickled(hostile: Path, places: dict[str, str], witness: Path) -> None:
     from powerpool.data import ImageError, read_image
 
-    assert picture()
-    with pytest.raises(ImageError, match="no picture in a format"):
+    assert png()
+    with pytest.raises(ImageError, match="not an image"):
         read_image(hostile)
     assert not witness.exists()

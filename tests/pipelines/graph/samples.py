@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from powerpool.tasks.graph.config import GraphConfig, ModelConfig, TrainingConfig
-from tests.data_sets.tu_sets import Graph, texts, write_folder
+from tests.data.tu_sets import Graph, texts, write_folder
 
 
 def small_config(method: str = "SOP+SpecMaxExpF", **changes: Any) -> GraphConfig:

@@ -21,7 +21,7 @@ from powerpool.files import locked
 from powerpool.runs.record import RunRecord
 from powerpool.tasks.graph import commands, evaluation
 from powerpool.tasks.graph.training import Training
-from tests.data_sets.tu_sets import Graph
+from tests.data.tu_sets import Graph
 from tests.pipelines.graph.samples import assert_equal_states, rings_and_stars, write_own_set
 
 PATIENCE = 300  # seconds: no test is about time, and none waits for ever

@@ -15,7 +15,7 @@ from powerpool.errors import RecordError
 from powerpool.runs.checkpoint import load_state, save_state
 from powerpool.tasks.graph.config import ModelConfig
 from powerpool.tasks.graph.model import GraphClassifier
-from tests.data_sets.tu_sets import Graph
+from tests.data.tu_sets import Graph
 from tests.pipelines.graph.samples import assert_equal_states, rings_and_stars, write_own_set
 
 

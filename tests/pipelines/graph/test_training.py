@@ -188,7 +188,7 @@ def test_a_score_is_the_mean_over_all_graphs_in_evaluation_mode(graphs):
 
 
 def test_a_last_batch_of_one_graph_with_one_node_is_trained_on(tmp_path):
-    from tests.data_sets.tu_sets import Graph
+    from tests.data.tu_sets import Graph
     from tests.pipelines.graph.samples import rings_and_stars, write_own_set
 
     points = [Graph([2], [], 3 + 4 * (number % 2)) for number in range(9)]

@@ -227,7 +227,7 @@ def test_predict_skips_what_is_no_picture_if_asked_to(trained, textures, tmp_pat
     assert "bad.png" not in out
     assert f"skipped, not readable: {tmp_path / 'bad.png'}" in err.replace("\n", "")
     said = refusal(capsys, *words[:3], "--run", trained, "--corrupt", "skip")
-    assert "1 of 1 pictures cannot be read" in said
+    assert "1 of 1 images cannot be read" in said
 
 
 def test_settings_that_the_method_has_not_are_told(cache, textures, tmp_path, capsys):

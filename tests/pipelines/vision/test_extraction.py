@@ -14,9 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from powerpool.data import Crops, ImageSet, load_images
-from powerpool.data.errors import MissingDataError
-from powerpool.data.pictures import ImageError
+from powerpool.data import Crops, ImageError, ImageSet, MissingDataError, load_images
 from powerpool.errors import ArgumentError, LockedError, RecordError
 from powerpool.files import locked
 from powerpool.tasks.vision import extraction
@@ -184,7 +182,7 @@ def test_a_picture_that_is_none_is_named(config, tmp_path, workers):
     (folder / "along" / "03.png").write_bytes(b"no picture")
     images, skipped = read_images(replace(config, data=str(folder)))
     assert skipped == {}
-    with pytest.raises(ImageError, match=r"^along/03.png is no picture in a format that is read") as caught:
+    with pytest.raises(ImageError, match=r"^along/03.png is not an image") as caught:
         extract(config, images, folder=tmp_path / "features", workers=workers)
     assert "Traceback" not in str(caught.value)
 

@@ -1,4 +1,4 @@
-"""Real data, where there is any: never part of the repository."""
+"""Real data sets for tests, which are not part of the repository."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ FOLDER = Path(os.environ.get("POWERPOOL_DATA") or Path(__file__).parents[2] / "s
 
 
 def require_data(name: str) -> Path:
-    """The file of that name below the data folder; skips the test, and says why, where it is missing."""
+    """Return a file of the data folder, or skip the test."""
     path = FOLDER / name
     if not path.exists():
-        pytest.skip(f"no {name} in {FOLDER}: set POWERPOOL_DATA to the folder that holds it")
+        pytest.skip(f"{path} does not exist: set POWERPOOL_DATA to the folder that contains {name}")
     return path

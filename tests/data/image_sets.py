@@ -1,4 +1,4 @@
-"""Pictures and sets of pictures for tests."""
+"""Image files and image data sets for tests."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from PIL import Image
 
 
 def noise(width: int, height: int, seed: int = 0) -> Image.Image:
-    """A picture in RGB without two equal parts."""
+    """Return an RGB image of random pixels."""
     return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8))
 
 
 def encoded(image: Image.Image, kind: str = "PNG", **options: object) -> bytes:
-    """The bytes of a picture in a file format."""
+    """Return the bytes of an image in a file format."""
     file = io.BytesIO()
     image.save(file, kind, **options)
     return file.getvalue()
 
 
-def picture(seed: int = 0, width: int = 12, height: int = 10) -> bytes:
-    """The bytes of a small PNG."""
+def png(seed: int = 0, width: int = 12, height: int = 10) -> bytes:
+    """Return the bytes of a small PNG."""
     return encoded(noise(width, height, seed))
 
 
-def claims(width: int, height: int) -> bytes:
-    """A tiny PNG whose header says that it is of that size."""
+def png_of_size(width: int, height: int) -> bytes:
+    """Return a tiny PNG whose header claims any size."""
 
     def chunk(kind: bytes, content: bytes) -> bytes:
         return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
@@ -42,21 +42,22 @@ def claims(width: int, height: int) -> bytes:
 
 
 def files(names: Iterable[str]) -> dict[str, bytes]:
-    """A picture for each name, no two alike."""
-    return {name: picture(seed) for seed, name in enumerate(names)}
+    """Return a different image for each name."""
+    return {name: png(seed) for seed, name in enumerate(names)}
 
 
 def flat(classes: Iterable[str] = ("iris", "rose"), count: int = 10) -> dict[str, bytes]:
-    """A set without splits."""
+    """Return a data set without splits."""
     return files(f"{label}/{number:02d}.png" for label in classes for number in range(count))
 
 
 def split_set(count: int = 2, splits: Iterable[str] = ("train", "validation", "test")) -> dict[str, bytes]:
-    """A set with splits of two classes."""
+    """Return a data set with splits, of two classes."""
     return files(f"{s}/{label}/{n}.png" for s in splits for label in ("iris", "rose") for n in range(count))
 
 
 def write_folder(folder: Path, content: Mapping[str, bytes]) -> Path:
+    """Write files into a folder."""
     for name, data in content.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(data)
@@ -64,6 +65,7 @@ def write_folder(folder: Path, content: Mapping[str, bytes]) -> Path:
 
 
 def write_zip(path: Path, content: Mapping[str | zipfile.ZipInfo, bytes]) -> Path:
+    """Write files into a zip."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with zipfile.ZipFile(path, "w") as archive:
         for name, data in content.items():

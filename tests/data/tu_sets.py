@@ -1,4 +1,4 @@
-"""Small sets of graphs in TU format, written by the tests."""
+"""Small graph data sets in TU format for tests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Pair = tuple[int, int]
 
 @dataclass(frozen=True)
 class Graph:
-    """Node labels, undirected edges between nodes counted from 0 (each pair once), and the class."""
+    """Node labels, undirected edges (each pair of nodes once, from 0), and the class."""
 
     labels: list[int]
     pairs: list[Pair]
@@ -21,7 +21,7 @@ class Graph:
 
     @property
     def edges(self) -> list[Pair]:
-        """Both ways, sorted by target, then source."""
+        """Edges in both directions, sorted by target, then source."""
         both = {*self.pairs, *((b, a) for a, b in self.pairs)}
         return sorted(both, key=lambda edge: (edge[1], edge[0]))
 
@@ -34,7 +34,7 @@ TINY = [
 
 
 def texts(graphs: list[Graph], node_labels: bool = True) -> dict[str, str]:
-    """The content of each file, by kind."""
+    """Return the content of each file, by kind."""
     indicator, labels, lines = [], [], []
     for number, graph in enumerate(graphs, start=1):
         first = len(indicator) + 1
@@ -74,5 +74,5 @@ def graph(draw: st.DrawFn) -> Graph:
 
 
 def graph_sets() -> st.SearchStrategy[list[Graph]]:
-    """Some graphs without edges, but not all: a set without a single edge has an empty file, which is refused."""
+    """Data sets with at least one edge: an empty file is refused."""
     return st.lists(graph(), min_size=1, max_size=7).filter(lambda graphs: any(graph.pairs for graph in graphs))

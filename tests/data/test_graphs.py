@@ -1,4 +1,4 @@
-"""Sets of graphs: what was written is read, batches are those of PyTorch Geometric, the real sets are whole."""
+"""Graph data sets: what was written is read, batches equal those of PyTorch Geometric, real data sets are complete."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.testing import assert_close
 from torch_geometric.data import Batch
 from torch_geometric.datasets import TUDataset
 
 from powerpool.data import GraphSet, NodeFeatures, load_graphs
-from tests.data import require_data
-from tests.data_sets.tu_sets import TINY, Graph, graph_sets, texts, write_folder, write_zip
+from tests.real_data import require_data
+from tests.data.tu_sets import TINY, Graph, graph_sets, texts, write_folder, write_zip
 
 
 def exactly(actual: torch.Tensor, expected: torch.Tensor) -> None:
@@ -26,7 +26,7 @@ def exactly(actual: torch.Tensor, expected: torch.Tensor) -> None:
 
 
 def one_graph(graphs: GraphSet, number: int) -> tuple[list[int], list[tuple[int, int]], int]:
-    """Node values, edges and label of one graph, as lists."""
+    """Return the node values, edges and label of one graph."""
     batch = graphs[number]
     assert batch.batch.unique().tolist() == [0]
     assert (batch.x.sum(1) == 1).all()
@@ -40,6 +40,7 @@ def tiny(tmp_path: Path) -> GraphSet:
 
 
 class TestRoundTrip:
+    @settings(max_examples=30)
     @given(graph_sets(), st.sampled_from(["folder", "zip"]), st.booleans(), st.randoms(use_true_random=False))
     def test_what_was_written_is_read(
         self, written: list[Graph], form: str, windows: bool, shuffler: random.Random
@@ -62,6 +63,7 @@ class TestRoundTrip:
         for number, graph in enumerate(written):
             assert one_graph(graphs, number) == (graph.labels, graph.edges, graph.target)
 
+    @settings(max_examples=30)
     @given(graph_sets(), st.data())
     def test_any_batch_is_that_of_pyg(self, written: list[Graph], data: st.DataObject) -> None:
         with tempfile.TemporaryDirectory() as temporary:
@@ -74,16 +76,7 @@ class TestRoundTrip:
         for name in ("num_graphs", "num_nodes", "num_edges", "num_node_features"):
             assert getattr(batch, name) == getattr(expected, name)
 
-    def test_files_longer_than_a_chunk(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        where = write_folder(tmp_path, texts(TINY * 20))
-        expected = load_graphs(where)
-        for size in (1, 7, 64):
-            monkeypatch.setattr("powerpool.data.tu_format.CHUNK", size)
-            found = load_graphs(where)
-            for name in ("columns", "node_ptr", "edge_index", "edge_ptr", "targets"):
-                exactly(getattr(found, name), getattr(expected, name))
-
-    def test_numbers_are_read_in_every_spelling_that_the_format_allows(self, tmp_path: Path) -> None:
+    def test_spaces_and_leading_zeros_are_allowed(self, tmp_path: Path) -> None:
         content = {"A": " 1 ,2\n02,\t1", "graph_indicator": "1\n1", "graph_labels": "-5 \r\n"}
         graphs = load_graphs(write_folder(tmp_path, content))
         assert one_graph(graphs, 0) == ([1, 1], [(1, 0), (0, 1)], -5)
@@ -119,26 +112,24 @@ class TestGraphSet:
         ],
         ids=str,
     )
-    def test_ways_to_choose(self, tiny: GraphSet, index: object, same: list[int]) -> None:
+    def test_kinds_of_indices(self, tiny: GraphSet, index: object, same: list[int]) -> None:
         for found, expected in zip(tiny[index], tiny[torch.tensor(same)], strict=True):  # type: ignore[index]
             exactly(found, expected)
 
     @pytest.mark.parametrize(
         "index, error, message",
         [
-            (3, IndexError, r"TINY has graphs 0 to 2 \(asked for 3\)"),
-            (-4, ValueError, r"graphs 0 to 2 \(asked for -1\)"),
-            (torch.tensor([0, -1]), IndexError, r"asked for -1"),
-            ([], ValueError, "at least one graph"),
-            (slice(0, 0), ValueError, "at least one graph"),
-            (torch.zeros(3, dtype=torch.bool), ValueError, "at least one graph"),
-            (torch.zeros(2, dtype=torch.bool), ValueError, r"one flag for each of the 3 graphs \(got 2\)"),
-            (torch.zeros(1, 1, dtype=torch.long), ValueError, r"1-D tensor .*shape \(1, 1\)"),
-            ([0.5], TypeError, "must be whole"),
+            (3, IndexError, r"TINY has graphs 0 to 2 \(got 3\)"),
+            (torch.tensor([0, -1]), IndexError, "got -1"),
+            ([], ValueError, "empty"),
+            (torch.zeros(3, dtype=torch.bool), ValueError, "empty"),
+            (torch.zeros(2, dtype=torch.bool), ValueError, "3 entries.*got 2"),
+            (torch.zeros(1, 1, dtype=torch.long), ValueError, r"\(1, 1\)"),
+            ([0.5], TypeError, "float"),
         ],
         ids=str,
     )
-    def test_what_cannot_be_chosen(self, tiny: GraphSet, index: object, error: type[Exception], message: str) -> None:
+    def test_invalid_indices(self, tiny: GraphSet, index: object, error: type[Exception], message: str) -> None:
         with pytest.raises(error, match=message):
             tiny[index]  # type: ignore[index]
 
@@ -150,7 +141,7 @@ class TestGraphSet:
         assert {moved.columns.device.type, moved.targets.device.type, moved.edge_index.device.type} == {"meta"}
         assert {tensor.device.type for tensor in tiny[[0]].to("meta")} == {"meta"}
 
-    def test_graphs_of_pyg_stand_alone(self, tiny: GraphSet) -> None:
+    def test_graphs_of_pyg_do_not_share_memory(self, tiny: GraphSet) -> None:
         for graph in tiny.to_pyg():
             for tensor in (graph.x, graph.edge_index, graph.y):
                 assert tensor.is_contiguous()
@@ -191,15 +182,11 @@ class TestFeatures:
 
     def test_labels_and_classes_that_were_not_trained_on(self, tmp_path: Path) -> None:
         where = write_folder(tmp_path, texts(TINY))
-        with pytest.raises(
-            ValueError, match=r"TINY_node_labels\.txt, line 4: unknown node label 2, expected one of 0, 1"
-        ):
+        with pytest.raises(ValueError, match=r"TINY_node_labels\.txt, line 4: .* 2, .* 0, 1"):
             load_graphs(where, features=NodeFeatures("labels", (0, 1)))
-        with pytest.raises(
-            ValueError, match=r"TINY_graph_labels\.txt, line 2: unknown class -1, expected one of 1, 0\."
-        ):
+        with pytest.raises(ValueError, match=r"TINY_graph_labels\.txt, line 2: .* -1, .* 1, 0"):
             load_graphs(where, classes=[1, 0])
-        with pytest.raises(ValueError, match=r"each label once \(got \[1, 1\]\)"):
+        with pytest.raises(ValueError, match=r"\[1, 1\]"):
             load_graphs(where, classes=[1, 1])
         assert load_graphs(where, classes=[1, 7, -1]).targets.tolist() == [0, 2, 0]
 
@@ -210,34 +197,19 @@ class TestFeatures:
         assert graphs.targets.tolist() == [-1, -1, -1]
         assert graphs.classes == (-1, 1)
 
-    @pytest.mark.parametrize(
-        "kind, values, message",
-        [
-            ("auto", (0,), "Unknown kind of node features 'auto'"),
-            ("labels", (), "at least one"),
-            ("labels", (1, 0), "ascending"),
-            ("degree", (1, 2), "must be 0, 1, 2"),
-        ],
-    )
-    def test_features_that_make_no_sense(self, kind: str, values: tuple[int, ...], message: str) -> None:
-        with pytest.raises(ValueError, match=message):
+    @pytest.mark.parametrize("kind, values", [("auto", (0,)), ("labels", ()), ("labels", (1, 0)), ("degree", (1, 2))])
+    def test_invalid_features(self, kind: str, values: tuple[int, ...]) -> None:
+        with pytest.raises(ValueError, match=r"auto|values"):
             NodeFeatures(kind, values)
 
-    @pytest.mark.parametrize(
-        "arguments, message",
-        [
-            ({"features": "label"}, r"Unknown kind of node features 'label': choose one of 'auto', 'labels'"),
-            ({"edges": "both"}, r"Unknown choice of edges 'both': choose one of 'undirected'"),
-            ({"degree_cap": 0}, r"degree_cap must be at least 1 \(got 0\)"),
-        ],
-    )
-    def test_arguments_that_make_no_sense(self, tmp_path: Path, arguments: dict[str, str], message: str) -> None:
-        with pytest.raises(ValueError, match=message):
+    @pytest.mark.parametrize("arguments", [{"features": "label"}, {"edges": "both"}, {"degree_cap": 0}])
+    def test_invalid_arguments(self, tmp_path: Path, arguments: dict[str, object]) -> None:
+        with pytest.raises(ValueError, match=r"label|both|degree_cap"):
             load_graphs(write_folder(tmp_path, texts(TINY)), **arguments)  # type: ignore[arg-type]
 
-    def test_labels_that_are_not_there(self, tmp_path: Path) -> None:
+    def test_missing_node_labels(self, tmp_path: Path) -> None:
         where = write_folder(tmp_path, texts(TINY, node_labels=False))
-        with pytest.raises(ValueError, match=r"TINY_node_labels\.txt is missing, .*features='degree'"):
+        with pytest.raises(ValueError, match=r"TINY_node_labels\.txt is missing.*features='degree'"):
             load_graphs(where, features="labels")
 
 
@@ -245,14 +217,11 @@ ONE_WAY = {"A": "1, 2\n2, 1\n2, 2\n3, 2\n1, 2\n", "graph_indicator": "1\n1\n1\n"
 
 
 class TestEdges:
-    def test_one_way_is_refused(self, tmp_path: Path) -> None:
-        message = (
-            r"TINY_A\.txt, line 4: an edge from node 3 to node 2, expected a line for the way back too: 2, 3.*edges="
-        )
-        with pytest.raises(ValueError, match=message):
+    def test_a_missing_reverse_edge_is_refused(self, tmp_path: Path) -> None:
+        with pytest.raises(ValueError, match=r"TINY_A\.txt, line 4: .*node 3 to node 2 .*edges="):
             load_graphs(write_folder(tmp_path, ONE_WAY))
 
-    def test_one_way_is_kept_or_completed(self, tmp_path: Path) -> None:
+    def test_a_missing_reverse_edge_is_kept_or_added(self, tmp_path: Path) -> None:
         where = write_folder(tmp_path, ONE_WAY)
         directed = load_graphs(where, edges="directed", features="degree")
         assert directed.edge_index.T.tolist() == [[1, 0], [0, 1], [2, 1]]
@@ -263,38 +232,32 @@ class TestEdges:
         assert load_graphs(write_folder(tmp_path, ONE_WAY), edges="directed").dropped == 2
 
 
-# ---- real sets -------------------------------------------------------------------------------------------------------
+# ---- real data sets --------------------------------------------------------------------------------------------------
 
-SETS = {  # graphs, classes, node labels
-    "MUTAG": (188, 2, 7),
-    "PTC_MR": (344, 2, 18),
-    "PROTEINS": (1113, 2, 3),
-    "NCI1": (4110, 2, 37),
-    "IMDB-BINARY": (1000, 2, None),
-    "IMDB-MULTI": (1500, 3, None),
-    "REDDIT-BINARY": (2000, 2, None),
+SETS = {  # graphs, classes, columns, and the digest of version 0.1, which records and run folders contain
+    "MUTAG": (188, 2, "labels", 7, "0166097e9cd348bb"),
+    "PTC_MR": (344, 2, "labels", 18, "0a82d2a5d0394932"),
+    "PROTEINS": (1113, 2, "labels", 3, "f291ec02b317b64d"),
+    "NCI1": (4110, 2, "labels", 37, "5031db5afeb6e1aa"),
+    "IMDB-BINARY": (1000, 2, "degree", 136, "c4ee2d3e1ac5e574"),
+    "IMDB-MULTI": (1500, 3, "degree", 89, "8abb360716d8c93b"),
+    "REDDIT-BINARY": (2000, 2, "constant", 1, "f06abe415c15dc41"),
 }
 
 
 @pytest.mark.parametrize("name", SETS)
-def test_real_sets_are_whole(name: str) -> None:
+def test_real_data_sets_are_complete(name: str) -> None:
     where = require_data(f"graphs/{name}.zip")
     graphs = load_graphs(name, where.parent.parent, download=False)
     assert graphs.source == str(where)
-    count, classes, labels = SETS[name]
-    assert (len(graphs), len(graphs.classes)) == (count, classes)
-    kind = "labels" if labels else "constant" if name.startswith("REDDIT") else "degree"
-    assert graphs.features.kind == kind
-    assert labels is None or graphs.channels == labels
+    assert (len(graphs), len(graphs.classes), graphs.features.kind, graphs.channels, graphs.digest) == SETS[name]
     assert graphs.targets.bincount().min() > 0
     source, target = graphs.edge_index
     exactly(graphs.graph[source], graphs.graph[target])
-    if name == "REDDIT-BINARY":
-        assert graphs.node_ptr.diff().max() == 3782
 
 
-@pytest.mark.parametrize("name", ["MUTAG", "PTC_MR", "PROTEINS", "IMDB-BINARY"])
-def test_real_sets_are_those_of_pyg(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["MUTAG", "PTC_MR"])
+def test_real_data_sets_equal_those_of_pyg(name: str, tmp_path: Path) -> None:
     raw = tmp_path / name / "raw"
     raw.mkdir(parents=True)
     with zipfile.ZipFile(require_data(f"graphs/{name}.zip")) as archive:
@@ -304,8 +267,7 @@ def test_real_sets_are_those_of_pyg(name: str, tmp_path: Path) -> None:
     graphs, theirs = load_graphs(name, tmp_path), TUDataset(str(tmp_path), name)
     assert graphs.source == str(raw)
     for ours, other in zip(graphs.to_pyg(), theirs, strict=True):
-        if graphs.features.kind == "labels":
-            exactly(ours.x, other.x)
+        exactly(ours.x, other.x)
         exactly(ours.y, other.y)
         order = (other.edge_index[1] * other.num_nodes + other.edge_index[0]).argsort()
         exactly(ours.edge_index, other.edge_index[:, order])

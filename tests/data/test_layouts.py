@@ -1,0 +1,280 @@
+"""Classes and splits from file names and lists; damaged lists are errors that name the file and the line."""
+
+from __future__ import annotations
+
+import zipfile
+from collections import Counter
+
+import pytest
+
+from powerpool.data import DataError, MissingDataError
+from powerpool.data.layouts import EXHIBITIONS, OPEN_MIC_PAIRS, OPEN_MIC_PARTS, arrange
+from powerpool.data.splits import Labelled
+from tests.real_data import require_data
+
+
+def arranged(names: list[str], lists: dict[str, str] | None = None, nested: bool = False) -> list[Labelled]:
+    content = {name: text.encode() for name, text in (lists or {}).items()}
+    return arrange([*names, *content], content.__getitem__, "set", nested=nested)
+
+
+# ---- folders ---------------------------------------------------------------------------------------------------------
+
+
+def test_folders_of_classes() -> None:
+    found = arranged(["rose/b.JPG", "rose/a.jpeg", "iris/a.png", "README.md", "labels.csv"])
+    assert found == [("iris/a.png", "iris", None), ("rose/a.jpeg", "rose", None), ("rose/b.JPG", "rose", None)]
+
+
+@pytest.mark.parametrize(
+    "train, validation, test",
+    [("train", "validation", "test"), ("training", "val", "testing"), ("Train", "VALID", "Test"), ("TRAIN", "dev", "")],
+)
+def test_folders_of_splits(train: str, validation: str, test: str) -> None:
+    names = [f"{split}/{label}/1.png" for split in (train, validation, test) if split for label in ("b", "a")]
+    expected = {train: "train", validation: "validation", test: "test"}
+    for file, label, split in arranged(names):
+        assert split == expected[file.split("/")[0]]
+        assert label == file.split("/")[1]
+
+
+def test_folders_around_the_data_set() -> None:
+    found = arranged([f"data/flowers/{split}/iris/1.png" for split in ("train", "test")])
+    assert found == [
+        ("data/flowers/test/iris/1.png", "iris", "test"),
+        ("data/flowers/train/iris/1.png", "iris", "train"),
+    ]
+    assert arranged(["all/rose/1.png", "all/iris/1.png"])[0] == ("all/iris/1.png", "iris", None)
+    assert arranged(["rose/1.png", "rose/2.png"])[0].label == "rose"  # one class, not a folder around images
+
+
+def test_a_class_may_be_called_like_a_split() -> None:
+    found = arranged(["test/1.png", "exam/1.png"])
+    assert [(image.label, image.split) for image in found] == [("exam", None), ("test", None)]
+
+
+def test_masks_next_to_images_are_ignored() -> None:
+    """The Flickr Material Database has image/<class>/ and mask/<class>/."""
+    found = arranged([f"FMD/{kind}/{label}/1.jpg" for kind in ("image", "mask") for label in ("wood", "water")])
+    assert found == [("FMD/image/water/1.jpg", "water", None), ("FMD/image/wood/1.jpg", "wood", None)]
+
+
+@pytest.mark.parametrize(
+    "names, message",
+    [
+        ([], "no images"),
+        (["rose/a.heic"], "no images"),
+        (["a.png", "rose/b.png"], "class of a.png"),
+        (["rose/x/y.png", "iris/a.png"], "class of rose/x/y.png"),
+        (["train/rose/x/a.png", "test/rose/a.png"], "class of train/rose/x/a.png"),
+        (["train/rose/a.png", "iris/b.png"], r"\(train\).*\(iris\)"),
+        (["train/a/1.png", "val/a/1.png", "dev/a/1.png"], "dev, train, val"),
+        (["rose/a.png", "rose/b.heic"], "1 file.*: rose/b.heic"),
+        (["x/train/rose/a.png", "x/train/rose/notes.txt"], "train/rose/notes.txt"),
+    ],
+)
+def test_other_folders_are_refused(names: list[str], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        arranged(names)
+
+
+def test_nested_classes() -> None:
+    names = ["Greek/alpha/1.png", "Greek/beta/1.png", "Latin/alpha/1.png", "plain/1.png"]
+    assert [image.label for image in arranged(names, nested=True)] == [
+        "Greek/alpha",
+        "Greek/beta",
+        "Latin/alpha",
+        "plain",
+    ]
+    found = arranged([f"{split}/Greek/{split}/1.png" for split in ("train", "test")], nested=True)
+    assert [(image.label, image.split) for image in found] == [("Greek/test", "test"), ("Greek/train", "train")]
+    for stray, message in (
+        ("a.png", "class of a.png"),
+        ("Greek/1.png", "Greek and in Greek/alpha"),
+        ("Greek/alpha/notes.txt", "Greek/alpha/notes.txt"),
+    ):
+        with pytest.raises(DataError, match=message):
+            arranged([*names, stray], nested=True)
+
+
+# ---- lists -----------------------------------------------------------------------------------------------------------
+
+MIT67 = ["Images/attic/a.jpg", "Images/attic/b.jpg", "Images/bar/c.jpg", "Images/bar/unused.jpg"]
+
+
+def test_mit67() -> None:
+    lists = {"TrainImages.txt": "attic/a.jpg\nbar/c.jpg\n", "TestImages.txt": "attic/b.jpg\r\n\n"}
+    assert arranged(MIT67, lists) == [
+        ("Images/attic/a.jpg", "attic", "train"),
+        ("Images/attic/b.jpg", "attic", "test"),
+        ("Images/bar/c.jpg", "bar", "train"),
+    ]
+
+
+def test_food101() -> None:
+    names = [f"food-101/images/{label}/{number}.jpg" for label in ("pie", "tea") for number in (1, 2)]
+    lists = {"food-101/meta/train.txt": "tea/1\npie/2", "food-101/meta/test.txt": "pie/1\ntea/2\n"}
+    lists |= {"food-101/meta/classes.txt": "pie\ntea", "food-101/README.txt": "words"}
+    assert [image[1:] for image in arranged(names, lists)] == [
+        ("pie", "test"),
+        ("pie", "train"),
+        ("tea", "train"),
+        ("tea", "test"),
+    ]
+
+
+def test_file_names_in_lists_may_have_spaces_and_other_letters() -> None:
+    found = arranged(["Images/bär/a b.jpg", "Images/x/y.z.jpg"], {"train.txt": "\ufeffbär/a b.jpg\nx/y.z"})
+    assert [image.file for image in found] == ["Images/bär/a b.jpg", "Images/x/y.z.jpg"]
+
+
+@pytest.mark.parametrize(
+    "lists, message",
+    [
+        ({"TrainImages.txt": "attic/a.jpg\nattic/x.jpg"}, "set/TrainImages.txt, line 2: .*'attic/x.jpg'"),
+        ({"TrainImages.txt": "attic/a.jpg\n\nattic/a.jpg"}, "line 3: 'attic/a.jpg'.*line 1"),
+        ({"TrainImages.txt": "attic/a.jpg", "TestImages.txt": "attic/a.jpg"}, "set/T.*Images.txt, line 1"),
+    ],
+)
+def test_damaged_lists(lists: dict[str, str], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        arranged(MIT67, lists)
+
+
+def test_lists_that_cannot_be_read() -> None:
+    def missing(name: str) -> bytes:
+        raise FileNotFoundError(2, "No such file")
+
+    with pytest.raises(DataError, match=r"set/train\.txt"):
+        arrange([*MIT67, "train.txt"], lambda _: b"\xff\xfe", "set")
+    with pytest.raises(MissingDataError, match=r"set/train\.txt: No such file"):
+        arrange([*MIT67, "train.txt"], missing, "set")
+
+
+CUB_LISTS = {
+    "images.txt": "1 001.Albatross/a.jpg\n2 001.Albatross/b.jpg\n3 002.Wren/c d.jpg\n",
+    "image_class_labels.txt": "1 1\n2 1\n3 2\n",
+    "train_test_split.txt": "1 0\n2 1\n3 1\n",
+    "classes.txt": "1 001.Albatross\n2 002.Wren\n",
+}
+CUB_FILES = [f"images/{line.split(' ', 1)[1]}" for line in CUB_LISTS["images.txt"].splitlines()]
+
+
+def test_cub200() -> None:
+    base = "CUB_200_2011/"
+    lists = {base + name: text for name, text in CUB_LISTS.items()} | {base + "README": "", "attributes.txt": ""}
+    assert arranged([base + name for name in CUB_FILES], lists) == [
+        (base + "images/001.Albatross/a.jpg", "001.Albatross", "test"),
+        (base + "images/001.Albatross/b.jpg", "001.Albatross", "train"),
+        (base + "images/002.Wren/c d.jpg", "002.Wren", "train"),
+    ]
+
+
+@pytest.mark.parametrize(
+    "name, text, message",
+    [
+        ("images.txt", "1 001.Albatross/a.jpg\n2 x.jpg\n3 002.Wren/c d.jpg", "set/images.txt, line 2: .*'x.jpg'"),
+        ("images.txt", "1 001.Albatross/a.jpg\nwords", "images.txt, line 2: .*'words'"),
+        ("images.txt", "1 001.Albatross/a.jpg\n1 y", "images.txt, line 2: .*line 1"),
+        ("image_class_labels.txt", "1 1\n2 1\n", "image 3 .* images.txt and image_class_labels.txt"),
+        ("image_class_labels.txt", "1 1\n2 1\n3 7\n", "image_class_labels.txt, line 3: .*'7'"),
+        ("train_test_split.txt", "1 0\n2 2\n3 1", "train_test_split.txt, line 2: .*'2'"),
+        ("classes.txt", "1\n", "classes.txt, line 1"),
+    ],
+)
+def test_damaged_cub200(name: str, text: str, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        arranged(CUB_FILES, CUB_LISTS | {name: text})
+
+
+MINI = {
+    "mini/train.csv": "filename,label\nn01a.jpg,n01\nn02b.jpg,n02\n",
+    "mini/val.csv": "\ufefffilename,label\r\nn03c.jpg,n03\r\n",
+    "mini/test.csv": "filename, label\n\n n04d.jpg , n04 ",
+}
+MINI_FILES = [f"mini/images/{name}.jpg" for name in ("n01a", "n02b", "n03c", "n04d", "unused")]
+
+
+def test_miniimagenet_with_csv_lists() -> None:
+    expected = [
+        ("mini/images/n01a.jpg", "n01", "train"),
+        ("mini/images/n02b.jpg", "n02", "train"),
+        ("mini/images/n03c.jpg", "n03", "validation"),
+        ("mini/images/n04d.jpg", "n04", "test"),
+    ]
+    assert arranged(MINI_FILES, MINI) == expected
+    beside = [name.split("/")[-1] for name in MINI_FILES]
+    found = arranged(beside, {name[5:].upper(): text for name, text in MINI.items()})
+    assert [image[1:] for image in found] == [image[1:] for image in expected]
+
+
+def test_tables_next_to_class_folders_are_ignored() -> None:
+    expected = arranged(["rose/a.png", "iris/a.png"])
+    assert arranged(["rose/a.png", "iris/a.png"], {"train.csv": "id;price\n1;2"}) == expected
+    found = arranged(["images/a.png", "rose/a.png"], {"train.csv": "id"})  # one class is called images
+    assert [image.label for image in found] == ["images", "rose"]
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("filename,label\nn01a.jpg,n01\nx.jpg,n01", "set/mini/train.csv, line 3: .*'x.jpg'"),
+        ("filename,label\nn01a.jpg,n01\n\nn01a.jpg,n02", "line 4: 'n01a.jpg'.*line 2"),
+        ("filename,label\nn03c.jpg,n01", "val.csv, line 2: 'n03c.jpg'.*train.csv, line 2"),
+        ("filename,label\nn01a.jpg", "train.csv, line 2"),
+        ("filename,label\nn01a.jpg,n01,x", "train.csv, line 2"),
+        ("n01a.jpg,n01", "train.csv, line 1: .*filename,label"),
+        ("", "train.csv, line 1: .*filename,label"),
+    ],
+)
+def test_damaged_csv_lists(text: str, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        arranged(MINI_FILES, MINI | {"mini/train.csv": text})
+
+
+def test_open_mic_has_twelve_pairs_and_ten_exhibitions() -> None:
+    assert len(set(OPEN_MIC_PAIRS)) == 12
+    assert all(pair[:2] != pair[4:] for pair in OPEN_MIC_PAIRS)
+    assert sorted(name for part in OPEN_MIC_PARTS.values() for name in part) == sorted(EXHIBITIONS)
+    assert len(EXHIBITIONS) == 10
+
+
+# ---- real data sets, by the names in their zips ----------------------------------------------------------------------
+
+
+def counted(name: str) -> dict[str | None, Counter[str]]:
+    """Return the number of images of each class in each split."""
+    with zipfile.ZipFile(require_data(f"images/{name}.zip")) as archive:
+        found: dict[str | None, Counter[str]] = {}
+        for image in arrange(archive.namelist(), archive.read, name, nested=True):
+            found.setdefault(image.split, Counter())[image.label] += 1
+    return found
+
+
+def test_real_flower102() -> None:
+    found = counted("flower102")
+    assert {split: sum(classes.values()) for split, classes in found.items()} == {
+        "train": 1020,
+        "validation": 1020,
+        "test": 6149,
+    }
+    assert sorted(found["train"]) == [f"{number:03d}" for number in range(1, 103)]
+    assert set(found["train"].values()) == {10}
+
+
+def test_real_miniimagenet_has_splits_of_different_classes() -> None:
+    found = counted("miniimagenet100")
+    assert {split: len(classes) for split, classes in found.items()} == {"train": 64, "validation": 16, "test": 20}
+    assert {count for classes in found.values() for count in classes.values()} == {100}
+    assert len(set().union(*found.values())) == 100
+
+
+def test_real_omniglot_has_nested_classes() -> None:
+    (members,) = counted("omniglot28").values()
+    assert (len(members), set(members.values())) == (1623, {20})
+    assert "Alphabet_of_the_Magi/character01" in members
+    with (
+        zipfile.ZipFile(require_data("images/omniglot28.zip")) as archive,
+        pytest.raises(DataError, match="class/image"),
+    ):
+        arrange(archive.namelist(), archive.read, "omniglot28")
