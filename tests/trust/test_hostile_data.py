@@ -1,4 +1,4 @@
-"""Archives and pictures that lead elsewhere, or are larger than they look; the limits, and how they are raised."""
+"""Hostile archives, images and tables: paths that lead elsewhere, bombs, pipes; the limits, and how to raise them."""
 
 from __future__ import annotations
 
@@ -13,67 +13,75 @@ from pathlib import Path
 import pytest
 
 from powerpool.data import DataError, ImageError, Limits, load_fewshot, load_graphs, load_images, read_image
-from powerpool.data import limits as limits_of
-from powerpool.data.image_hub import Row
+from powerpool.data.sources import Row
+from powerpool.data.store import SMALL
 from powerpool.errors import ArgumentError
-from tests.data.image_sets import claims, flat, picture, split_set, write_folder, write_zip
+from tests.data.image_sets import flat, png, png_of_size, split_set, write_folder, write_zip
 from tests.data.tu_sets import TINY, texts
 from tests.data.tu_sets import write_folder as write_graphs
 from tests.data.tu_sets import write_zip as write_graph_zip
 
 
-def left(tmp_path: Path) -> list[Path]:
-    return [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("POWERPOOL_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def left(cache: Path) -> list[Path]:
+    return [path for path in cache.rglob("*") if path.is_file()]
 
 
 # ---- members ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["S_IFLNK", "S_IFCHR", "S_IFBLK", "S_IFIFO", "S_IFSOCK"])
-@pytest.mark.parametrize("load", [load_images, load_fewshot])
-def test_links_and_devices_in_zips(kind: str, load, tmp_path: Path) -> None:
-    called = "a link" if kind == "S_IFLNK" else "a device or a pipe"
+@pytest.mark.parametrize("kind", ["S_IFLNK", "S_IFCHR", "S_IFIFO", "S_IFSOCK"])
+def test_links_and_devices_in_zips(kind: str, tmp_path: Path, cache: Path) -> None:
     member = zipfile.ZipInfo("train/rose/odd.png")
     member.external_attr = (getattr(stat, kind) | 0o777) << 16
     path = write_zip(tmp_path / "set.zip", split_set() | {member: b"/etc/passwd"})
-    with pytest.raises(DataError, match=f"its member 'train/rose/odd.png' is {called}. Pack the files themselves"):
-        load(path)
-    assert left(tmp_path) == []
+    for load in (load_images, load_fewshot):
+        with pytest.raises(DataError, match="'train/rose/odd.png' is a"):
+            load(path)
+    assert left(cache) == []
 
 
-@pytest.mark.parametrize("name", ["../evil.png", "/tmp/evil.png", "a/../../evil.png", "..\\evil.png", "C:\\evil.png"])
-def test_members_that_lead_elsewhere(name: str, tmp_path: Path) -> None:
-    path = write_zip(tmp_path / "set.zip", split_set() | {name: picture()})
-    with pytest.raises(DataError, match="would be written outside of the folder"):
-        load_fewshot(path)
-    assert left(tmp_path) == []
+@pytest.mark.parametrize(
+    "name",
+    ["../evil.png", "/tmp/evil.png", "a/../../evil.png", "..\\evil.png", "\\evil.png", "C:/evil.png", "C:\\evil.png"],
+)
+def test_members_that_lead_elsewhere(name: str, tmp_path: Path, cache: Path) -> None:
+    path = write_zip(tmp_path / "set.zip", split_set() | {name: png()})
+    for load in (load_images, load_fewshot):
+        with pytest.raises(DataError, match="outside of the folder"):
+            load(path)
+    assert left(cache) == []
     assert not list(tmp_path.parent.rglob("evil.png"))
 
 
-@pytest.mark.parametrize("suffix", [".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".zip"])
-def test_no_tar_is_unpacked_whatever_it_is_called(suffix: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("suffix", [".tar", ".tar.gz", ".tgz", ".zip"])
+def test_tar_files_are_never_unpacked(suffix: str, tmp_path: Path, cache: Path) -> None:
     path = tmp_path / f"set{suffix}"
     with tarfile.open(path, "w") as archive:
-        for name, kind in (("../evil.png", tarfile.REGTYPE), ("rose/link.png", tarfile.SYMTYPE),
-                           ("rose/hard.png", tarfile.LNKTYPE), ("rose/dev.png", tarfile.CHRTYPE)):  # fmt: skip
+        for name, kind in (("../evil.png", tarfile.REGTYPE), ("rose/link.png", tarfile.SYMTYPE)):
             member = tarfile.TarInfo(name)
             member.type, member.linkname, member.size = kind, "/etc/passwd", 0
             archive.addfile(member, io.BytesIO(b""))
     for load in (load_images, load_fewshot, load_graphs):
-        with pytest.raises(DataError, match=r"no zip: unpack it, and pass|is damaged, or no zip|not a whole zip"):
+        with pytest.raises(DataError, match="not a zip"):
             load(path)
-    assert left(tmp_path) == []
+    assert left(cache) == []
 
 
-def test_a_zip_in_a_zip_is_not_opened(tmp_path: Path) -> None:
+def test_a_zip_in_a_zip_is_not_opened(tmp_path: Path, cache: Path) -> None:
     inner = write_zip(tmp_path / "inner.zip", flat()).read_bytes()
     images = load_images(write_zip(tmp_path / "set.zip", split_set() | {"more/inner.zip": inner}))
     assert len(images["train"]) == 4
-    assert not list((tmp_path / "cache").rglob("*.zip"))
+    assert not list(cache.rglob("*.zip"))
 
 
-def test_a_header_that_lies_about_its_size_is_noticed(tmp_path: Path) -> None:
-    """More bytes than the index says are not written: the checksum of those that are is wrong."""
+def test_a_header_with_a_wrong_size_is_noticed(tmp_path: Path, cache: Path) -> None:
+    """Only as many bytes as the directory states are written, and their checksum is wrong."""
     path = tmp_path / "set.zip"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("rose/0.png", b"\0" * 1_000_000)
@@ -82,35 +90,32 @@ def test_a_header_that_lies_about_its_size_is_noticed(tmp_path: Path) -> None:
     assert struct.unpack("<I", content[place : place + 4]) == (1_000_000,)
     content[place : place + 4] = struct.pack("<I", 10)
     path.write_bytes(content)
-    with pytest.raises(DataError, match=r"set\.zip is damaged, or no zip"):
+    with pytest.raises(DataError, match=r"set\.zip is damaged"):
         load_images(path)
-    assert left(tmp_path) == []
+    assert left(cache) == []
 
 
 # ---- bombs -----------------------------------------------------------------------------------------------------------
 
 
-def bomb(path: Path, name: str, size: int = 70 << 20) -> Path:
+def bomb(path: Path, name: str, size: int) -> Path:
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive, archive.open(name, "w") as file:
         for _ in range(size >> 20):
             file.write(b"\0" * (1 << 20))
     return path
 
 
-@pytest.mark.parametrize("name, load", [("rose/0.png", load_images), ("rose/0.png", load_fewshot),
-                                        ("X/X_A.txt", load_graphs)])  # fmt: skip
-def test_what_is_packed_too_well_is_refused(name: str, load, tmp_path: Path) -> None:
-    path = bomb(tmp_path / "bomb.zip", name)
-    said = r"its files have 73,400,320 bytes, 2\d\d times as many as the archive, and at most 200 times"
-    with pytest.raises(
-        DataError, match=rf"bomb\.zip is refused: {said}.*POWERPOOL_MAX_RATIO, or Limits\(ratio=\.\.\.\)"
-    ):
-        load(path)
-    assert left(tmp_path) == []
+def test_high_compression_ratios_are_refused(tmp_path: Path, cache: Path) -> None:
+    for name, loaders in (("rose/0.png", (load_images, load_fewshot)), ("X/X_A.txt", (load_graphs,))):
+        path = bomb(tmp_path / "bomb.zip", name, SMALL + (6 << 20))
+        for load in loaders:
+            with pytest.raises(DataError, match=r"bomb\.zip .*73,400,320 .*2\d\d times.* 200 .*POWERPOOL_MAX_RATIO"):
+                load(path)
+    assert left(cache) == []
 
 
-def test_members_that_share_their_bytes_count_each(tmp_path: Path) -> None:
-    """An index with many entries for one member: small packed, and small each, but not together."""
+def test_members_that_share_their_bytes_count_each(tmp_path: Path, cache: Path) -> None:
+    """A directory with many entries for one member: the archive is small, and so is each member."""
     path = bomb(tmp_path / "bomb.zip", "rose/00.png", 4 << 20)
     content = path.read_bytes()
     start, end = content.rfind(b"PK\x01\x02"), content.rfind(b"PK\x05\x06")
@@ -118,94 +123,95 @@ def test_members_that_share_their_bytes_count_each(tmp_path: Path) -> None:
     entries = b"".join(entry.replace(b"00.png", f"{number:02d}.png".encode()) for number in range(90))
     tail = struct.pack("<4sHHHHIIH", b"PK\x05\x06", 0, 0, 90, 90, len(entries), start, 0)
     path.write_bytes(content[:start] + entries + tail)
-    with pytest.raises(DataError, match=r"bomb\.zip is refused: its files have 377,487,360 bytes"):
+    with pytest.raises(DataError, match=r"bomb\.zip was refused: .*377,487,360"):
         load_images(path)
-    assert left(tmp_path) == []
+    assert left(cache) == []
 
 
 def test_small_archives_are_never_bombs() -> None:
     limits = Limits()
-    assert limits.excess(packed=1000, files=1, unpacked=limits_of.SMALL) is None
-    assert limits.excess(packed=1000, files=1, unpacked=limits_of.SMALL + 1) is not None
+    assert limits.excess(packed=1000, files=1, unpacked=SMALL) is None
+    assert limits.excess(packed=1000, files=1, unpacked=SMALL + 1) is not None
     assert limits.excess(packed=1_000_000, files=1, unpacked=200_000_000) is None
     assert "200 times" in str(limits.excess(packed=1_000_000, files=1, unpacked=200_000_001))
 
 
-def test_graphs_have_limits_of_files_bytes_and_texts(tmp_path: Path) -> None:
+def test_limits_of_graph_files(tmp_path: Path) -> None:
     path = write_graph_zip(tmp_path / "TINY.zip", texts(TINY))
     folder = write_graphs(tmp_path / "TINY", texts(TINY))
-    for limits, message in (
-        (Limits(files=3), r"has 4 files, at most 3 are .*POWERPOOL_MAX_FILES"),
-        (Limits(unpacked=100), r"bytes, at most 100 are .*POWERPOOL_MAX_UNPACKED"),
-        (Limits(text=10), r"TINY_graph_indicator\.txt is refused: it has 18 bytes, at most 10 .*POWERPOOL_MAX_TEXT"),
+    for where, limits, message in (
+        (path, Limits(files=3), "4 files.* 3.*POWERPOOL_MAX_FILES"),
+        (path, Limits(unpacked=100), "bytes.* 100.*POWERPOOL_MAX_UNPACKED"),
+        (path, Limits(text=10), r"TINY_graph_indicator\.txt .*18 bytes.* 10.*POWERPOOL_MAX_TEXT"),
+        (folder, Limits(text=10), r"TINY_graph_indicator\.txt .*18 bytes.* 10.*POWERPOOL_MAX_TEXT"),
     ):
         with pytest.raises(DataError, match=message):
-            load_graphs(path, limits=limits)
-    with pytest.raises(DataError, match=r"TINY_graph_indicator\.txt is refused: it has 18 bytes, at most 10 "):
-        load_graphs(folder, limits=Limits(text=10))
+            load_graphs(where, limits=limits)
     assert len(load_graphs(path, limits=Limits(files=4, text=70))) == 3
 
 
-def test_lists_of_pictures_have_a_limit(tmp_path: Path) -> None:
+def test_limits_of_image_lists(tmp_path: Path) -> None:
     names = [f"n{number}.jpg" for number in range(4)]
-    content = {f"images/{name}": picture(seed) for seed, name in enumerate(names)}
+    content = {f"images/{name}": png(seed) for seed, name in enumerate(names)}
     content |= {"train.csv": b"filename,label\n" + b"".join(f"{name},a\n".encode() for name in names)}
     folder = write_folder(tmp_path / "mini", content)
     for load in (load_images, load_fewshot):
-        with pytest.raises(
-            DataError, match=r"train\.csv is refused: it has \d+ bytes, at most 20 .*POWERPOOL_MAX_TEXT"
-        ):
+        with pytest.raises(DataError, match=r"train\.csv .*bytes.* 20.*POWERPOOL_MAX_TEXT"):
             load(folder, limits=Limits(text=20))
 
 
 # ---- how limits are set ----------------------------------------------------------------------------------------------
 
 
-def test_limits_of_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_limits_from_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("POWERPOOL_MAX_PIXELS", "119")
     monkeypatch.setenv("POWERPOOL_MAX_FILES", "11")
     assert (Limits().pixels, Limits(pixels=5).pixels, Limits().ratio) == (119, 5, 200)
-    with pytest.raises(ImageError, match=r"12 x 10 pixels, at most 119 .*POWERPOOL_MAX_PIXELS, or Limits\(pixels"):
-        read_image(picture())
-    with pytest.raises(DataError, match=r"12 files, at most 11 are unpacked.*POWERPOOL_MAX_FILES.*pass the folder"):
+    with pytest.raises(ImageError, match=r"12 x 10.* 119.*POWERPOOL_MAX_PIXELS or Limits\(pixels"):
+        read_image(png())
+    with pytest.raises(DataError, match="12 files.* 11.*POWERPOOL_MAX_FILES"):
         load_images(write_zip(tmp_path / "many.zip", split_set()))
     for wrong, message in (("many", "got 'many'"), ("0", "got '0'"), (9000 * "9", r"got '9{57}\.{3}'")):
         monkeypatch.setenv("POWERPOOL_MAX_PIXELS", wrong)
-        with pytest.raises(ArgumentError, match=f"POWERPOOL_MAX_PIXELS must be a whole number .*{message}"):
+        with pytest.raises(ArgumentError, match=f"POWERPOOL_MAX_PIXELS .*{message}"):
             Limits()
-    with pytest.raises(ArgumentError, match=r"pixels must be at least 1 \(got 0\)"):
+    with pytest.raises(ArgumentError, match=r"pixels .*got 0"):
         Limits(pixels=0)
     monkeypatch.setenv("POWERPOOL_MAX_PIXELS", "")
     assert Limits().pixels == 50_000_000
 
 
-def test_a_limit_above_that_of_pillow_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_limit_above_that_of_pillow_applies(monkeypatch: pytest.MonkeyPatch) -> None:
     from PIL import Image
 
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 50)
-    with pytest.raises(ImageError, match="too large"):
-        read_image(picture(), Limits(pixels=50))
-    assert read_image(picture(), Limits(pixels=120)).size == (12, 10)
-    with pytest.raises(ImageError, match=r"too large.*at most 119"):
-        read_image(claims(40, 60), Limits(pixels=119))
+    with pytest.raises(ImageError, match="too many pixels"):
+        read_image(png(), Limits(pixels=50))
+    assert read_image(png(), Limits(pixels=120)).size == (12, 10)
+    with pytest.raises(ImageError, match="119"):
+        read_image(png_of_size(40, 60), Limits(pixels=119))
     assert Image.MAX_IMAGE_PIXELS == 50
 
 
-# ---- what is no file -------------------------------------------------------------------------------------------------
+# ---- pipes and devices -----------------------------------------------------------------------------------------------
 
 
-def test_pipes_and_devices_are_not_waited_for(tmp_path: Path) -> None:
+def test_pipes_and_devices_do_not_block(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "set", flat())
     os.mkfifo(folder / "rose" / "99.png")
+    os.mkfifo(tmp_path / "pipe.zip")
     for load in (load_images, load_fewshot):
-        with pytest.raises(ImageError, match=r"99\.png: it is a pipe or a device, and no file"):
+        with pytest.raises(DataError, match=r"99\.png: it is a pipe or a device"):
             load(folder)
+    for load in (load_images, load_fewshot, load_graphs):
+        with pytest.raises(DataError, match=r"pipe\.zip: it is a pipe or a device"):
+            load(tmp_path / "pipe.zip")
     for path in (folder / "rose" / "99.png", Path("/dev/zero")):
         with pytest.raises(ImageError, match="it is a pipe or a device"):
             read_image(path)
 
 
 @pytest.mark.parametrize("path", ["/dev/zero", "/nowhere/a.png", "https://example.org/a.png", None, "a\0b"])
-def test_a_table_that_names_a_file_of_its_own_choice(path: str | None) -> None:
-    with pytest.raises(ImageError, match=r"Row 0 names the file|a pipe or a device"):
+def test_tables_that_name_other_files(path: str | None) -> None:
+    with pytest.raises(ImageError, match="row 0"):
         Row([{"image": {"bytes": None, "path": path}}], "image", 0).read()

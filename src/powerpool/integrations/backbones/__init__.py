@@ -1,7 +1,7 @@
-"""Networks as backbones: loaded by name up to their last map, folded for frozen use, given another pooling.
+"""Pretrained networks: as backbones up to their last feature map, folded for inference, or with another pooling.
 
-``load_backbone`` knows a network by its name, ``fold_batch_norm`` makes a frozen one faster, and ``replace_pooling``
-swaps the pooling of a whole classifier.
+``load_backbone`` loads a network by name, ``fold_batch_norm`` makes a frozen one faster, and ``replace_pooling``
+replaces the pooling of a complete classifier.
 """
 
 from powerpool.integrations.backbones.base import BACKBONES_VERSION, Backbone, BackboneError

@@ -1,4 +1,4 @@
-"""A backbone: the part of a network that turns images into maps, and what one needs to know to use it."""
+"""Backbones: the part of a network from images to feature maps, with its preprocessing."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import hashlib
 import importlib
 import os
 import pickle
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from powerpool.errors import ArgumentError, PowerPoolError, ShapeError
 
@@ -19,30 +20,30 @@ BACKBONES_VERSION = 1
 """Part of the key of stored features. Raise it if a backbone of the same name would compute other features."""
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
-PROBE_SIZES = (64, 224)  # AlexNet has no map left below 63 pixels; a network for one size alone takes 224 most often
+PROBE_SIZES = (64, 224)  # AlexNet needs at least 63 pixels; networks for a single size mostly take 224
 
 Triple = tuple[float, float, float]
 
 
 class BackboneError(PowerPoolError, RuntimeError):
-    """A network or its weights could not be had; the message says what to install or to pass."""
+    """A network or its weights cannot be loaded or changed; the message says what to install or pass."""
 
 
 class Backbone(nn.Module):
-    r"""A network up to its last convolutional map: normalised images to maps.
+    r"""A network up to its last convolutional map: normalised images to feature maps.
 
     .. math:: (B, 3, H, W) \to (B, C, h, w)
 
-    Images in [0, 1] are normalised as ``(images - mean) / std`` before they come in. ``head`` turns the maps into what
-    the network's own classifier saw: its layers after the map, then average pooling.
+    Images in [0, 1] must be normalised as ``(images - mean) / std``. ``head`` computes the input of the network's own
+    classifier from the maps: the remaining layers, then average pooling.
 
     Args:
-        name: the name that it was loaded by.
+        name: the name by which it was loaded.
         body: the module from images to maps.
-        channels: C of the maps.
-        head: the module from maps to vectors; None for average pooling alone.
-        head_channels: the length of those vectors; None for C.
-        mean, std: of the images that the network was trained with, for red, green and blue.
+        channels: the number of channels C of the maps.
+        head: the module from maps to vectors; None for average pooling.
+        head_channels: the length of these vectors; None for C.
+        mean, std: of the training images of the network, for red, green and blue.
 
     Example:
         >>> import torch
@@ -74,46 +75,46 @@ class Backbone(nn.Module):
         self.head_channels = channels if head_channels is None else head_channels
 
     def forward(self, images: Tensor) -> Tensor:  # shape: (B, 3, H, W) -> (B, C, h, w)
-        """The last map of each image."""
+        """Return the last map of each image."""
         return self.body(images)
 
     def digest(self) -> str:
-        """A key for features that were computed once: of every weight and buffer, the layers, the mean and std.
+        """Return a digest of all weights, buffers and layers, the mean and std, as a key for stored features.
 
-        It does not change with the device, the memory format or the name.
+        It does not depend on the device, the memory format or the name.
         """
         found = hashlib.blake2b(digest_size=16)
         found.update(f"{self.mean} {self.std}\n{self.body}\n{self.head}\n".encode())
         for name, tensor in (*self.named_parameters(), *self.named_buffers()):
             values = tensor.detach().cpu().contiguous()
             found.update(f"{name} {values.dtype} {tuple(values.shape)}\n".encode())
-            # Read as bytes: numpy has no bfloat16.
+            # As bytes, because numpy has no bfloat16.
             found.update(values.reshape(-1).view(torch.uint8).numpy().tobytes())
         return found.hexdigest()
 
     def extra_repr(self) -> str:
-        """What is not in the layers."""
+        """Describe what the layers do not show."""
         return f"{self.name!r}, channels={self.channels}, head_channels={self.head_channels}"
 
 
 def import_or_explain(module: str, name: str, install: str) -> Any:
-    """A module of an optional package, or an error that says how to install what the backbone of that name needs."""
+    """Import an optional package, or raise an error that says how to install what a backbone needs."""
     package = module.partition(".")[0]
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != package:
             raise
-        raise BackboneError(f"{name} needs {package}, which is not installed: pip install {install}.") from error
+        raise BackboneError(f"{name} needs {package}, which is not installed. Run: pip install {install}.") from error
 
 
 def average_pooling() -> nn.Sequential:
-    """Maps (B, C, h, w) to their means (B, C)."""
+    """Return global average pooling, (B, C, h, w) -> (B, C)."""
     return nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(1))
 
 
 def as_triple(values: Any, otherwise: Triple) -> Triple:
-    """Three numbers, or others if there are not three."""
+    """Return three numbers, or a default if there are not three."""
     if values is None or len(values) != 3:
         return otherwise
     red, green, blue = (float(value) for value in values)
@@ -122,7 +123,7 @@ def as_triple(values: Any, otherwise: Triple) -> Triple:
 
 @contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
-    """Eval mode without gradients; afterwards every layer is back in its own mode."""
+    """Evaluate without gradients; afterwards restore the mode of every layer."""
     modes = [(layer, layer.training) for layer in module.modules()]
     try:
         module.eval()
@@ -133,11 +134,22 @@ def evaluating(module: nn.Module) -> Iterator[None]:
             layer.training = training  # not train(), which some networks override
 
 
+@contextmanager
+def hooked(handles: Iterable[RemovableHandle]) -> Iterator[None]:
+    """Remove hooks after the block."""
+    kept = list(handles)
+    try:
+        yield
+    finally:
+        for handle in kept:
+            handle.remove()
+
+
 def wrap(module: nn.Module, name: str, channels: int | None, mean: Triple, std: Triple) -> Backbone:
-    """A module from images to maps as a backbone; its channels are counted in the map of a small image."""
+    """Wrap a module from images to maps; unless given, its channels are counted in the map of a small image."""
     if channels is not None:
         if channels < 1:
-            raise ArgumentError(f"A backbone needs channels >= 1 (got {channels}).")
+            raise ArgumentError(f"channels must be at least 1 (got {channels}).")
         return Backbone(name, module, channels, mean=mean, std=std)
     return Backbone(name, module, _count_channels(module, name), mean=mean, std=std)
 
@@ -147,8 +159,8 @@ def _count_channels(module: nn.Module, name: str) -> int:
     shape = tuple(maps.shape) if isinstance(maps, Tensor) else type(maps).__name__
     if not isinstance(maps, Tensor) or maps.ndim != 4:
         raise ShapeError(
-            f"A backbone turns images (B, 3, H, W) into maps (B, C, h, w) (got {shape} from {name} for one image). "
-            "Leave the pooling and the classifier out, for instance torch.nn.Sequential(*list(model.children())[:-2])."
+            f"A backbone must return maps (B, C, h, w) for images (B, 3, H, W) (got {shape} from {name}). Remove the "
+            "pooling and the classifier, for instance with torch.nn.Sequential(*list(model.children())[:-2])."
         )
     return maps.shape[1]
 
@@ -163,23 +175,23 @@ def _probe(module: nn.Module, name: str) -> object:
         except (RuntimeError, ValueError) as failed:
             error: Exception = failed
     raise ArgumentError(
-        f"{name} gave no map for an image of shape (1, 3, {size}, {size}): {error} "
-        "If it takes other images, pass channels=, the number of channels of its maps."
+        f"{name} fails on an image of shape (1, 3, {size}, {size}): {error} If it needs other images, pass channels=, "
+        "the number of channels of its maps."
     ) from error
 
 
 @contextmanager
 def weights_only(name: str) -> Iterator[None]:
-    """Files of weights are read as such: a pickle may hold code, and other packages would run it."""
-    variable = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"  # the one way to tell torch.load that is called by others
+    """Load only tensors and plain values in other packages: a pickle may contain code."""
+    variable = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"  # the only way to reach torch.load in another package
     before = os.environ.get(variable)
     os.environ[variable] = "1"
     try:
         yield
     except pickle.UnpicklingError as error:
         raise BackboneError(
-            f"The file of the weights of {name} was not loaded: it is damaged, or holds more than tensors and plain "
-            "values, which could run code. Delete it, and fetch it again."
+            f"Refused to load the weights of {name}: the file is damaged, or contains Python objects other than "
+            "tensors and plain values. Delete it, and download it again."
         ) from error
     finally:
         if before is None:

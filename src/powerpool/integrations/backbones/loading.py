@@ -1,4 +1,4 @@
-"""From a name, or a module, to a backbone."""
+"""Loading backbones by name."""
 
 from __future__ import annotations
 
@@ -15,28 +15,27 @@ FORMS = (*lite.NAMES, "hf:<name or path>", "timm:<name>", "torchvision:<name>")
 def load_backbone(
     name: str | nn.Module, *, pretrained: bool = True, download: bool = False, channels: int | None = None
 ) -> Backbone:
-    """A network up to its last convolutional map.
+    """Load a network up to its last convolutional map.
 
     =========================== ==================================================================================
     ``efficientnet-lite0``      320 channels, stride 32; the weights come with ``powerpool[vision]``
     ``efficientnet-lite0/head`` the same after its head convolution, 1280 channels
-    ``hf:<name or path>``       the last stage of a backbone of transformers, from a folder, the cache or the hub
-    ``timm:<name>``             the last map of a network of timm
-    ``torchvision:<name>``      the last map of a classifier of torchvision, such as ``torchvision:alexnet``
+    ``hf:<name or path>``       the last stage of a transformers backbone, from a folder, the cache or the hub
+    ``timm:<name>``             the last map of a timm network
+    ``torchvision:<name>``      the last map of a torchvision classifier, such as ``torchvision:alexnet``
     a module                    images (B, 3, H, W) to maps (B, C, h, w)
     =========================== ==================================================================================
 
-    EfficientNet-Lite0 pads for images of 224 pixels. Sizes that are multiples of 32 see the same padding; others work
-    too, and may lose a row and a column of the map: 336 pixels give 10 x 10, not 11 x 11.
+    EfficientNet-Lite0 has the padding of images of 224 pixels. Image sizes that are multiples of 32 have the same
+    padding; others may lose a row and a column of the map: 336 pixels give 10 x 10, not 11 x 11.
 
-    A network that is loaded by name comes in eval mode, ready to give features: call ``train()`` to train it. A module
-    stays in its own mode.
+    A network that is loaded by name is in eval mode; call ``train()`` to train it. A module keeps its mode.
 
     Args:
         name: one of the above.
-        pretrained: with weights, which leave the random state as it is; else as the network is initialised.
-        download: whether weights that are not on this machine may be fetched.
-        channels: C of the maps of a module; None to count them in the map of a small image.
+        pretrained: whether to load weights, which does not change the random state, or to initialise randomly.
+        download: whether weights that are not on this machine may be downloaded.
+        channels: the number of channels of a module's maps; None to count them in the map of a small image.
 
     Example:
         >>> import torch
@@ -51,17 +50,16 @@ def load_backbone(
     if isinstance(name, nn.Module):
         backbone = _from_module(name, channels)
     elif not isinstance(name, str):
-        raise ArgumentError(f"A backbone is a name or a torch.nn.Module (got {type(name).__name__}).")
+        raise ArgumentError(f"A backbone must be a name or a torch.nn.Module (got {type(name).__name__}).")
     elif pretrained:
-        # Layers draw random weights before they are given theirs: a seed must mean the same with and without them.
+        # Layers are initialised randomly before weights are loaded, which must not change what a seed means.
         with torch.random.fork_rng(devices=[]):
             backbone = _from_name(name, True, download).eval()
     else:
         backbone = _from_name(name, False, download).eval()
     if channels is not None and channels != backbone.channels:
         raise ArgumentError(
-            f"{backbone.name} gives maps of {backbone.channels} channels (got channels={channels}). "
-            "Leave channels out: it is for modules whose maps cannot be counted."
+            f"{backbone.name} has maps of {backbone.channels} channels (got channels={channels}). Leave channels out."
         )
     return backbone
 
@@ -82,6 +80,6 @@ def _from_name(name: str, pretrained: bool, download: bool) -> Backbone:
     if name.startswith("torchvision:"):
         return zoos.load_torchvision(name, pretrained, download)
     raise UnknownNameError(
-        f"Unknown backbone {name!r}.{did_you_mean(name, lite.NAMES)} A backbone is one of {', '.join(FORMS)}, or a "
-        "torch.nn.Module that turns images into maps."
+        f"Unknown backbone {name!r}.{did_you_mean(name, lite.NAMES)} Choose one of {', '.join(FORMS)}, or pass a "
+        "torch.nn.Module from images to maps."
     )

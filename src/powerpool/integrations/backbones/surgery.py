@@ -1,10 +1,9 @@
-"""Another pooling in a network that classifies, in one line."""
+"""Replacing the pooling and the classifier of an existing network."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,17 +11,17 @@ import torch
 from torch import Tensor, nn
 
 from powerpool.errors import ArgumentError
-from powerpool.integrations.backbones.base import PROBE_SIZES, BackboneError, evaluating
+from powerpool.integrations.backbones.base import PROBE_SIZES, BackboneError, evaluating, hooked
 from powerpool.integrations.backbones.folding import agree, tensors_in
 
 BY_HAND = (
-    "Do it by hand: give the pool the last map (B, C, h, w) in the model's forward, and its vectors to "
+    "Instead, apply the pool to the last map (B, C, h, w) in the model's forward, followed by "
     "torch.nn.Linear(pool.out_features, num_classes)."
 )
 
 
 class MapPooling(nn.Module):
-    """A pool in the place of another pooling: its vectors (B, F), as maps of one location (B, F, 1, 1) if need be."""
+    """A pool in place of another pooling; ``keep_dims`` returns its vectors as maps of one location (B, F, 1, 1)."""
 
     def __init__(self, pool: nn.Module, keep_dims: bool) -> None:
         super().__init__()
@@ -30,44 +29,44 @@ class MapPooling(nn.Module):
         self.keep_dims = keep_dims
 
     def forward(self, maps: Tensor) -> Tensor:  # shape: (B, C, h, w) -> (B, F) or (B, F, 1, 1)
-        """What the pool gives, in the shape that the layers after it know."""
+        """Return the output of the pool in the shape that the next layers expect."""
         vectors = self.pool(maps)
         return vectors[:, :, None, None] if self.keep_dims else vectors
 
     def extra_repr(self) -> str:
-        """What is not in the pool."""
+        """Describe what the pool does not show."""
         return f"keep_dims={self.keep_dims}"
 
 
 @dataclass(frozen=True, eq=False)
 class Call:
-    """One call of a layer while the model ran."""
+    """One call of a layer."""
 
     layer: nn.Module
-    taken: Tensor
-    given: Tensor
+    input: Tensor
+    output: Tensor
 
 
 def replace_pooling(model: nn.Module, pool: nn.Module, num_classes: int) -> nn.Module:
-    """Give a network that classifies another pooling, and a new classifier for its vectors.
+    """Replace the global pooling and the classifier of a network.
 
-    The model is changed **in place**, and returned. Its forward stays as it is, with dropout where it was; a model of
-    transformers still returns its output object, computes the loss from labels, and knows its number of labels. The
-    new linear layer is random: train it.
+    The model is changed **in place** and returned. Its forward stays the same, including dropout; a transformers model
+    still returns its output object, computes the loss from labels, and knows its number of labels. The new linear layer
+    is random and must be trained. If anything fails, the model is unchanged.
 
-    The pooling is the last global pooling that runs before the last linear layer, whatever their names: those of
-    torchvision, timm, transformers, ``efficientnet_lite_pytorch`` and of networks of your own are found by running the
-    model on a random image. Everything that the classifier sees must go through it. If there are more linear layers
-    after the pooling, as in AlexNet, the first one takes the new vectors and the last one gives the new classes.
+    The pooling is the last global pooling before the last linear layer. It is found by running the model on a random
+    image, so names do not matter: networks of torchvision, timm, transformers and ``efficientnet_lite_pytorch`` work,
+    and so do custom ones. The classifier must depend on the images only through this pooling. If several linear layers
+    follow, as in AlexNet, the first one is rebuilt for the new vectors and the last one for the new classes.
 
-    What is saved is the state of the new layers: to load it, build the model, replace its pooling in the same way, and
-    then load the state. ``from_pretrained`` of transformers would build the old layers.
+    To load a saved state, build the model, replace its pooling in the same way, and then load the state;
+    ``from_pretrained`` of transformers would build the old layers.
 
     Args:
-        model: a network from images to scores of classes.
-        pool: a module from maps (B, C, h, w) to vectors (B, F) that has ``out_features`` F, such as
+        model: a network from images to class scores.
+        pool: a module from maps (B, C, h, w) to vectors (B, F) with an attribute ``out_features``, F, such as
             :class:`powerpool.nn.SecondOrderPool2d`, built for the C of the last map.
-        num_classes: of the new classifier.
+        num_classes: the number of classes of the new classifier.
 
     Example:
         >>> import torch, powerpool as pp
@@ -80,7 +79,7 @@ def replace_pooling(model: nn.Module, pool: nn.Module, num_classes: int) -> nn.M
         >>> model[-1], model(torch.rand(2, 3, 16, 16)).shape
         (Linear(in_features=36, out_features=5, bias=True), torch.Size([2, 5]))
 
-        The same for a network of transformers:
+        The same for a transformers network:
 
         >>> from transformers import ResNetConfig, ResNetForImageClassification
         >>> config = ResNetConfig(embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], layer_type="basic")
@@ -96,7 +95,7 @@ def replace_pooling(model: nn.Module, pool: nn.Module, num_classes: int) -> nn.M
     first, last = _find_linears(model, calls, pooling)
     _require_channels(model, pool, pooling)
     replaced = {
-        pooling.layer: MapPooling(pool, keep_dims=pooling.given.ndim == 4).train(pooling.layer.training),
+        pooling.layer: MapPooling(pool, keep_dims=pooling.output.ndim == 4).train(pooling.layer.training),
         first: _linear_like(first, features, num_classes if first is last else first.out_features),
     }
     if last is not first:
@@ -106,34 +105,34 @@ def replace_pooling(model: nn.Module, pool: nn.Module, num_classes: int) -> nn.M
     try:
         _require_scores(model, images, num_classes)
     except Exception:
-        _swap(model, {new: old for old, new in replaced.items()})  # all or nothing
+        _swap(model, {new: old for old, new in replaced.items()})  # restore the model
         raise
     _tell_classes(model, num_classes)
     return model
 
 
 def _require_pool(pool: nn.Module, num_classes: int) -> int:
-    """The length of the vectors of the pool."""
+    """Return the length of the vectors of the pool."""
     features = getattr(pool, "out_features", None)
     if not isinstance(pool, nn.Module) or not isinstance(features, int):
         raise ArgumentError(
-            "pool must be a torch.nn.Module from maps (B, C, h, w) to vectors (B, F) with out_features, an int F "
-            f"(got {type(pool).__name__}), for instance powerpool.nn.SecondOrderPool2d(512)."
+            "pool must be a torch.nn.Module from maps (B, C, h, w) to vectors (B, F) with an integer out_features "
+            f"(got {type(pool).__name__}). Use, for instance, powerpool.nn.SecondOrderPool2d(512)."
         )
     if num_classes < 1:
-        raise ArgumentError(f"num_classes must be >= 1 (got {num_classes}).")
+        raise ArgumentError(f"num_classes must be at least 1 (got {num_classes}).")
     return features
 
 
 def _images(model: nn.Module) -> Tensor:  # shape: (2, channels, size, size)
-    """Two random images of the smallest size that the model takes."""
+    """Return two random images of the smallest size that the model accepts."""
     convolution = next((layer for layer in model.modules() if isinstance(layer, nn.Conv2d)), None)
     if convolution is None:
-        raise BackboneError(f"{_named(model)} has no Conv2d: its maps cannot be found. {BY_HAND}")
+        raise BackboneError(f"{_named(model)} has no Conv2d, so its maps cannot be found. {BY_HAND}")
     weight = convolution.weight
-    generator = torch.Generator().manual_seed(0)  # its own: the random state of the user stays as it is
+    generator = torch.Generator().manual_seed(0)  # the global random state must not change
     errors = []
-    # The first convolution to be defined is the first to run, most often.
+    # The first convolution in the list of modules is usually the first to run.
     for channels, size in itertools.product(dict.fromkeys((convolution.in_channels, 3, 1)), PROBE_SIZES):
         images = torch.rand(2, channels, size, size, generator=generator).to(weight.device, weight.dtype)
         try:
@@ -144,20 +143,19 @@ def _images(model: nn.Module) -> Tensor:  # shape: (2, channels, size, size)
         else:
             return images
     raise BackboneError(
-        f"{_named(model)} does not run on images of shape {errors[0]} Nor on images of {PROBE_SIZES[-1]} pixels, or of "
-        f"3 or 1 channels. {BY_HAND}"
+        f"{_named(model)} fails on images of shape {errors[0]}, and on other sizes and numbers of channels. {BY_HAND}"
     )
 
 
 def _trace(model: nn.Module, images: Tensor) -> list[Call]:
-    """What each layer took and gave, in the order in which they finished."""
+    """Return the input and output of each layer, in the order in which they finished."""
     calls = []
 
     def note(layer: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
         if len(inputs) == 1 and isinstance(inputs[0], Tensor) and isinstance(output, Tensor):
             calls.append(Call(layer, inputs[0], output))
 
-    with _hooks(layer.register_forward_hook(note) for layer in model.modules()), evaluating(model):
+    with hooked(layer.register_forward_hook(note) for layer in model.modules()), evaluating(model):
         model(images)
     return calls
 
@@ -167,55 +165,51 @@ def _find_pooling(model: nn.Module, images: Tensor, calls: list[Call]) -> Call:
     found = next((call for call in reversed(calls) if _is_pooling(call, names[call.layer])), None)
     if found is None:
         raise BackboneError(
-            f"{_named(model)} runs no layer that pools a whole map. Looked for AdaptiveAvgPool2d, AdaptiveMaxPool2d, "
-            "and layers with 'pool' in their name or class that leave one location; a mean inside a forward cannot be "
-            f"replaced. {BY_HAND}"
+            f"{_named(model)} has no global pooling layer: no AdaptiveAvgPool2d, AdaptiveMaxPool2d, or layer with "
+            f"'pool' in its name or class that leaves one location. {BY_HAND}"
         )
     if not _is_bottleneck(model, found, images):
         raise BackboneError(
-            f"The last pooling of {_named(model)}, {_where(model, found.layer)}, is not the one before its classifier, "
-            "which sees the maps in other ways, too: as the pooling of an attention block, followed by a mean inside "
-            f"the forward. {BY_HAND}"
+            f"The classifier of {_named(model)} does not depend on the images only through its last pooling layer, "
+            f"{_where(model, found.layer)}. {BY_HAND}"
         )
     return found
 
 
 def _is_pooling(call: Call, name: str) -> bool:
-    if call.taken.ndim != 4 or call.given.ndim not in (2, 4):
+    if call.input.ndim != 4 or call.output.ndim not in (2, 4):
         return False
     if isinstance(call.layer, (nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d, MapPooling)):
         return True
     if any(isinstance(layer, (nn.Conv2d, nn.Linear)) for layer in call.layer.modules()):
-        return False  # a network, whatever its name
-    one_location = call.given.ndim == 2 or tuple(call.given.shape[2:]) == (1, 1)
-    several = call.taken.shape[2] * call.taken.shape[3] > 1
+        return False  # a network, not a pooling layer
+    one_location = call.output.ndim == 2 or tuple(call.output.shape[2:]) == (1, 1)
+    several = call.input.shape[2] * call.input.shape[3] > 1
     return one_location and several and "pool" in f"{name} {type(call.layer).__name__}".lower()
 
 
 def _is_bottleneck(model: nn.Module, pooling: Call, images: Tensor) -> bool:
-    """Whether the scores depend on the images through the output of the pooling alone."""
-    # Made anew for each run: the layers after it may work in place.
-    hook = pooling.layer.register_forward_hook(lambda *_: torch.ones_like(pooling.given))
-    with _hooks([hook]), evaluating(model):
+    """Whether the scores depend on the images only through the output of the pooling."""
+    # A new tensor for each run, because later layers may work in place.
+    hook = pooling.layer.register_forward_hook(lambda *_: torch.ones_like(pooling.output))
+    with hooked([hook]), evaluating(model):
         scores, others = model(images), model(1 - images)
     return agree(list(_scores(scores)), list(_scores(others)))
 
 
 def _find_linears(model: nn.Module, calls: list[Call], pooling: Call) -> tuple[nn.Linear, nn.Linear]:
-    """The linear layer that takes the pooled vectors, and the one that gives the scores."""
+    """Return the linear layer after the pooling, and the last one, which computes the scores."""
     after = calls[calls.index(pooling) + 1 :]
     linears = [call for call in after if isinstance(call.layer, nn.Linear)]
     if not linears:
         raise BackboneError(
-            f"{_named(model)} runs no torch.nn.Linear after its pooling, {_where(model, pooling.layer)}: looked for "
-            f"the classifier there. {BY_HAND}"
+            f"{_named(model)} has no torch.nn.Linear after its pooling, {_where(model, pooling.layer)}. {BY_HAND}"
         )
     for call in after[: after.index(linears[0])]:
         if next(call.layer.parameters(recurse=False), None) is not None:
             raise BackboneError(
-                f"Between the pooling and the classifier of {_named(model)} lies {_where(model, call.layer)}, "
-                f"{call.layer}, which was made for the old vectors. Replace it by torch.nn.Identity() first, or put it "
-                f"into the pool. {BY_HAND}"
+                f"{_where(model, call.layer)} between the pooling and the classifier of {_named(model)} has weights for "
+                f"the old vectors: {call.layer}. Replace it by torch.nn.Identity() first."
             )
     first, last = linears[0].layer, linears[-1].layer
     assert isinstance(first, nn.Linear)
@@ -224,12 +218,12 @@ def _find_linears(model: nn.Module, calls: list[Call], pooling: Call) -> tuple[n
 
 
 def _require_channels(model: nn.Module, pool: nn.Module, pooling: Call) -> None:
-    channels = pooling.taken.shape[1]
+    channels = pooling.input.shape[1]
     given = getattr(pool, "channels", channels)
     if given != channels:
         raise ArgumentError(
-            f"The last map of {_named(model)} has {channels} channels, and the pool was built for {given}. "
-            f"Build it with {channels}, for instance powerpool.nn.SecondOrderPool2d({channels})."
+            f"The last map of {_named(model)} has {channels} channels, but the pool was built for {given}. Use, for "
+            f"instance, powerpool.nn.SecondOrderPool2d({channels})."
         )
 
 
@@ -239,18 +233,18 @@ def _require_scores(model: nn.Module, images: Tensor, num_classes: int) -> None:
             output = model(images)
     except (RuntimeError, ValueError, IndexError) as error:
         raise BackboneError(
-            f"{_named(model)} does not run with the new pooling, and has its old one back: {error} {BY_HAND}"
+            f"{_named(model)} fails with the new pooling and was restored: {error} {BY_HAND}"
         ) from error
     shapes = [tuple(scores.shape) for scores in _scores(output)]
     if (len(images), num_classes) not in shapes:
         raise BackboneError(
-            f"With the new pooling, {_named(model)} gave {shapes} in place of ({len(images)}, {num_classes}), and has "
-            f"its old one back. {BY_HAND}"
+            f"With the new pooling, {_named(model)} returned {shapes} instead of ({len(images)}, {num_classes}) and "
+            f"was restored. {BY_HAND}"
         )
 
 
 def _scores(output: Any) -> Iterator[Tensor]:
-    """The scores of classes in what a model returns: transformers returns maps beside them if asked to."""
+    """Return the class scores; a transformers output may also contain maps."""
     yield from tensors_in(getattr(output, "logits", output))
 
 
@@ -263,27 +257,17 @@ def _linear_like(layer: nn.Linear, in_features: int, out_features: int) -> nn.Li
 
 def _swap(model: nn.Module, replaced: dict[nn.Module, nn.Module]) -> None:
     for parent in list(model.modules()):
-        for name, child in parent._modules.items():  # named_children() leaves the second name of a layer out
+        for name, child in parent._modules.items():  # named_children() skips the second name of a layer
             if child in replaced:
                 parent._modules[name] = replaced[child]
 
 
 def _tell_classes(model: nn.Module, num_classes: int) -> None:
-    """The number of classes wherever the model keeps it."""
+    """Update the number of classes wherever the model stores it."""
     config = getattr(model, "config", None)
     for holder, name in ((config, "num_labels"), (model, "num_labels"), (model, "num_classes")):
         if isinstance(getattr(holder, name, None), int):
-            setattr(holder, name, num_classes)  # of a config, this renews id2label and label2id, too
-
-
-@contextmanager
-def _hooks(handles: Any) -> Iterator[None]:
-    kept = list(handles)
-    try:
-        yield
-    finally:
-        for handle in kept:
-            handle.remove()
+            setattr(holder, name, num_classes)  # for a config, this also updates id2label and label2id
 
 
 def _named(model: nn.Module) -> str:

@@ -1,4 +1,4 @@
-"""Backbones of timm and torchvision, for who has them: powerpool does not depend on either."""
+"""Backbones of timm and torchvision, if they are installed; powerpool depends on neither."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from powerpool.integrations.backbones.base import (
     BackboneError,
     as_triple,
     evaluating,
+    hooked,
     import_or_explain,
     weights_only,
     wrap,
@@ -28,46 +29,46 @@ from powerpool.integrations.backbones.base import (
 
 
 class TimmBody(nn.Module):
-    """The last map of a network of timm."""
+    """Return the last map of a timm network."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
-        self.channels_last = getattr(model, "output_fmt", "NCHW") == "NHWC"  # as the Swin networks have it
+        self.channels_last = getattr(model, "output_fmt", "NCHW") == "NHWC"  # as in Swin
 
     def forward(self, images: Tensor) -> Tensor:  # shape: (B, 3, H, W) -> (B, C, h, w)
-        """The map before the pooling."""
+        """Return the map before the pooling."""
         found = self.model(images)
         maps = found[-1] if isinstance(found, (list, tuple)) else found
         return maps.permute(0, 3, 1, 2) if self.channels_last else maps
 
 
 class Named(nn.Module):
-    """The maps of a module that returns ``{"maps": ...}``."""
+    """Return the maps of a module that returns ``{"maps": ...}``."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
 
     def forward(self, images: Tensor) -> Tensor:  # shape: (B, 3, H, W) -> (B, C, h, w)
-        """The maps alone."""
+        """Return the maps."""
         return self.model(images)["maps"]
 
 
 def load_timm(name: str, pretrained: bool, download: bool) -> Backbone:
-    """``timm:<name>``: the last of the maps that ``features_only`` gives."""
+    """Load ``timm:<name>``: the last map of ``features_only``."""
     timm = import_or_explain("timm", name, "timm")
     own = name.removeprefix("timm:")
     if not timm.is_model(own):
         raise _unknown(name, own, "timm", timm.list_models())
     weights: dict[str, Any] = {"pretrained": pretrained}
     if pretrained and not may_fetch(download):
-        # A file given by its path is read from there; by its name, timm would ask the network for a newer one.
+        # By its path: for a name, timm would look for a newer file on the network.
         weights["pretrained_cfg_overlay"] = {"file": _timm_file(timm, name, own)}
     with weights_only(name):
         try:
             model = timm.create_model(own, features_only=True, **weights)
-        except (RuntimeError, AttributeError, NotImplementedError):  # this network has one map, not one for each stage
+        except (RuntimeError, AttributeError, NotImplementedError):  # a network without maps of several stages
             model = timm.create_model(own, num_classes=0, global_pool="", **weights)
     config = getattr(model, "pretrained_cfg", None) or {}
     mean, std = as_triple(config.get("mean"), IMAGENET_MEAN), as_triple(config.get("std"), IMAGENET_STD)
@@ -92,10 +93,10 @@ def _timm_file(timm: Any, name: str, own: str) -> str:
 
 
 def load_torchvision(name: str, pretrained: bool, download: bool) -> Backbone:
-    """``torchvision:<name>``: its ``features``, or the layers up to ``layer4``, or those before the pooling."""
+    """Load ``torchvision:<name>``: its ``features``, or the layers up to ``layer4``, or those before the pooling."""
     models = import_or_explain("torchvision.models", name, "torchvision")
     own = name.removeprefix("torchvision:")
-    if own not in models.list_models(module=models):  # those that classify; others detect or segment
+    if own not in models.list_models(module=models):  # only classifiers
         raise _unknown(name, own, "torchvision", models.list_models(module=models))
     mean, std, weights = IMAGENET_MEAN, IMAGENET_STD, None
     if pretrained:
@@ -113,7 +114,7 @@ def load_torchvision(name: str, pretrained: bool, download: bool) -> Backbone:
 def _torchvision_body(model: nn.Module, name: str) -> nn.Module:
     features = getattr(model, "features", None)
     if isinstance(features, nn.Module):  # AlexNet, VGG, DenseNet, MobileNet, EfficientNet, ConvNeXt
-        if type(model).__name__ == "DenseNet":  # whose last ReLU is in its forward
+        if type(model).__name__ == "DenseNet":  # its last ReLU is not a layer
             return nn.Sequential(features, nn.ReLU())
         return features
     children = OrderedDict(model.named_children())
@@ -125,7 +126,7 @@ def _torchvision_body(model: nn.Module, name: str) -> nn.Module:
 
 
 def _last_map(model: nn.Module, name: str) -> str:
-    """The layer whose output is the last map with more than one location."""
+    """Return the layer whose output is the last map with more than one location."""
     found = ""
 
     def note(layer_name: str, output: Any) -> None:
@@ -133,32 +134,28 @@ def _last_map(model: nn.Module, name: str) -> str:
         if isinstance(output, Tensor) and output.ndim == 4 and output.shape[2] * output.shape[3] > 1:
             found = layer_name
 
-    layers = [(layer_name, layer) for layer_name, layer in model.named_modules() if layer_name]
     hooks = [
         layer.register_forward_hook(lambda _, __, output, layer_name=layer_name: note(layer_name, output))
-        for layer_name, layer in layers
+        for layer_name, layer in model.named_modules()
+        if layer_name
     ]
-    try:
-        with evaluating(model):
-            model(torch.zeros(1, 3, 224, 224))
-    finally:
-        for hook in hooks:
-            hook.remove()
+    with hooked(hooks), evaluating(model):
+        model(torch.zeros(1, 3, 224, 224))
     if not found:
-        raise ArgumentError(f"{name} has no layer that gives a map (B, C, h, w): take a convolutional network.")
+        raise ArgumentError(f"No layer of {name} returns a map (B, C, h, w). Choose a convolutional network.")
     return found
 
 
 def _downloaded(url: str) -> str:
-    """Where torch.hub keeps the file of a URL."""
+    """Return where torch.hub stores the file of a URL."""
     return os.path.join(torch.hub.get_dir(), "checkpoints", os.path.basename(urlsplit(url).path))
 
 
 def _not_here(name: str) -> BackboneError:
-    remedy = "Pass download=True to fetch them (this needs a network), or pretrained=False for random ones."
-    return BackboneError(f"The weights of {name} are not on this machine. {how_to_fetch(remedy)}")
+    remedy = how_to_fetch("Pass download=True, or pretrained=False for random weights.")
+    return BackboneError(f"The weights of {name} are not on this machine. {remedy}")
 
 
 def _unknown(name: str, own: str, package: str, names: Iterable[str]) -> UnknownNameError:
     near = did_you_mean(own, names, f"{package}:")
-    return UnknownNameError(f"Unknown backbone {name!r}.{near} {package}'s list_models() has the names.")
+    return UnknownNameError(f"Unknown backbone {name!r}.{near} See {package}'s list_models().")
