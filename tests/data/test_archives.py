@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import stat
 import time
 import zipfile
 from pathlib import Path
@@ -15,7 +14,7 @@ import pytest
 from powerpool.data import DataError, Limits, archives, load_images, store
 from powerpool.data.archives import list_files
 from powerpool.errors import RecordError
-from tests.data.image_sets import flat, png, split_set, write_folder, write_zip
+from tests.data.image_sets import png, split_set, write_folder, write_zip
 
 
 def left_in(cache: Path) -> list[str]:
@@ -36,13 +35,6 @@ def test_a_zip_is_unpacked_once_wherever_it_is(tmp_path: Path, cache: Path, monk
     moved = path.rename(tmp_path / "elsewhere" / "set.zip")
     os.utime(moved, ns=(5, 5))
     assert load_images(moved).digest == first.digest
-
-
-def test_another_zip_of_the_same_name_is_another_copy(tmp_path: Path, cache: Path) -> None:
-    first = load_images(write_zip(tmp_path / "a" / "set.zip", split_set()))
-    second = load_images(write_zip(tmp_path / "b" / "set.zip", split_set() | {"test/rose/0.png": png(77)}))
-    assert first.digest != second.digest
-    assert len(left_in(cache)) == 2
 
 
 @pytest.mark.parametrize("damage", ["delete", "cut", "manifest", "no manifest"])
@@ -147,7 +139,7 @@ def test_a_name_that_occurs_twice(tmp_path: Path) -> None:
         archive.writestr("rose/0.png", png(0))
         with pytest.warns(UserWarning, match="Duplicate name"):
             archive.writestr("rose/0.png", png(1))
-    with pytest.raises(DataError, match="'rose/0.png'"):
+    with pytest.raises(DataError, match=r"'rose/0.png'"):
         load_images(tmp_path / "set.zip")
 
 
@@ -191,9 +183,3 @@ def test_links_are_followed_and_circles_are_not(tmp_path: Path) -> None:
     (folder / "iris").symlink_to(tmp_path / "elsewhere")
     (folder / "again").symlink_to(folder)
     assert list_files(folder) == ["iris/0.png", "iris/1.png", "rose/3.png"]
-
-
-def test_made_folders_are_readable_by_others(tmp_path: Path, cache: Path) -> None:
-    load_images(write_zip(tmp_path / "set.zip", flat()))
-    (copy,) = (cache / "images" / "unpacked").iterdir()
-    assert stat.S_IMODE(copy.stat().st_mode) == 0o755

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from powerpool.data import ImageBank, ImageError, ImageSplit, banks, read_bank
 from powerpool.data.images import ImageIndexError
-from powerpool.errors import ArgumentError, DTypeError, RecordError, ShapeError, UnknownNameError
+from powerpool.errors import ArgumentError, DTypeError, ShapeError, UnknownNameError
 from powerpool.files import locked
 from tests.data.image_sets import encoded, noise
 
@@ -76,13 +76,6 @@ def test_cropped_images_are_the_middle(split):
     assert torch.equal(bank.images[5], as_tensor(expected))
 
 
-def test_gray_images_keep_their_levels(tmp_path):
-    levels = np.arange(256, dtype=np.uint8).reshape(16, 16)
-    (tmp_path / "g.png").write_bytes(encoded(Image.fromarray(levels)))
-    split = ImageSplit(("g",), torch.tensor([0]), (str(tmp_path / "g.png"),))
-    assert torch.equal(bank_of(split, size=16, channels=1).images[0, 0], torch.from_numpy(levels))
-
-
 @pytest.mark.parametrize(
     "options, error, message",
     [
@@ -135,20 +128,6 @@ def test_groups_have_their_own_means():
     pixels, found = bank.images / 255, bank.centred(groups).batch(torch.tensor([[5, 0], [2, 1]]))
     for place, row in ((0, 0), 5), ((0, 1), 0), ((1, 0), 2), ((1, 1), 1):
         torch.testing.assert_close(found[place], pixels[row] - pixels[groups == groups[row]].mean(0))
-
-
-def test_turns_are_those_of_pillow():
-    bank = any_bank()
-    for quarter, turn in enumerate(["ROTATE_90", "ROTATE_180", "ROTATE_270"], start=1):
-        image = Image.fromarray(bank.images[2].permute(1, 2, 0).numpy()).transpose(Image.Transpose[turn])
-        assert torch.equal(bank.batch(torch.tensor([2]), torch.tensor([quarter]))[0], as_tensor(image).float() / 255)
-
-
-def test_all_images_of_a_class_are_turned_alike():
-    bank, rows = any_bank(), torch.tensor([[0, 1, 2], [3, 4, 5]])
-    found = bank.batch(rows, torch.tensor([3, 0])[:, None])
-    assert torch.equal(found[0], bank.batch(rows[0]).rot90(3, (-2, -1)))
-    assert torch.equal(found[1], bank.batch(rows[1]))
 
 
 def test_batches_are_copies_and_may_be_empty():
@@ -251,13 +230,6 @@ def test_a_stopped_process_loses_one_chunk(split, reads, monkeypatch):
     assert torch.equal(bank.images, bank_of(split, key=None).images)
 
 
-def test_a_cache_that_cannot_be_written(split, tmp_path, monkeypatch):
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("POWERPOOL_CACHE", str(tmp_path / "file"))
-    with pytest.raises(RecordError):
-        bank_of(split)
-
-
 def test_two_processes_do_not_decode_the_same_images(split, reads, folder, monkeypatch):
     monkeypatch.setattr(banks, "PAUSE", 0.01)
     whole = bank_of(split).images.clone()
@@ -312,10 +284,3 @@ def test_images_that_could_not_be_read_are_tried_again(split, reads, monkeypatch
         reads.clear()
         assert torch.equal(bank_of(split).images, whole)
         assert reads == expected
-
-
-def test_an_image_that_is_too_long_is_named(tmp_path):
-    (tmp_path / "line.png").write_bytes(encoded(Image.new("RGB", (20_000, 1))))
-    split = ImageSplit(("line.png",), torch.tensor([0]), (str(tmp_path / "line.png"),))
-    with pytest.raises(ImageError, match=r"line\.png: .*20,000 x 1"):
-        bank_of(split, size=84)

@@ -17,8 +17,8 @@ from torch_geometric.data import Batch
 from torch_geometric.datasets import TUDataset
 
 from powerpool.data import GraphSet, NodeFeatures, load_graphs
-from tests.real_data import require_data
 from tests.data.tu_sets import TINY, Graph, graph_sets, texts, write_folder, write_zip
+from tests.real_data import require_data
 
 
 def exactly(actual: torch.Tensor, expected: torch.Tensor) -> None:
@@ -48,7 +48,7 @@ class TestRoundTrip:
         content = texts(written)
         lines = content["A"].splitlines(keepends=True)
         shuffler.shuffle(lines)
-        content["A"] = "".join(lines) + "\n \n"
+        content["A"] = "".join(lines) + "\n\n"
         if windows:
             content = {kind: text.replace("\n", "\r\n") for kind, text in content.items()}
         with tempfile.TemporaryDirectory() as temporary:

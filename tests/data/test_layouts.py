@@ -173,12 +173,12 @@ def test_cub200() -> None:
 @pytest.mark.parametrize(
     "name, text, message",
     [
-        ("images.txt", "1 001.Albatross/a.jpg\n2 x.jpg\n3 002.Wren/c d.jpg", "set/images.txt, line 2: .*'x.jpg'"),
+        ("images.txt", "1 001.Albatross/a.jpg\n2 x.jpg\n3 002.Wren/c d.jpg", "'x.jpg'.*images.txt"),
         ("images.txt", "1 001.Albatross/a.jpg\nwords", "images.txt, line 2: .*'words'"),
-        ("images.txt", "1 001.Albatross/a.jpg\n1 y", "images.txt, line 2: .*line 1"),
+        ("images.txt", "1 001.Albatross/a.jpg\n1 y", "images.txt, line 2: .*'1 y'"),
         ("image_class_labels.txt", "1 1\n2 1\n", "image 3 .* images.txt and image_class_labels.txt"),
-        ("image_class_labels.txt", "1 1\n2 1\n3 7\n", "image_class_labels.txt, line 3: .*'7'"),
-        ("train_test_split.txt", "1 0\n2 2\n3 1", "train_test_split.txt, line 2: .*'2'"),
+        ("image_class_labels.txt", "1 1\n2 1\n3 7\n", "image_class_labels.txt .*'7'"),
+        ("train_test_split.txt", "1 0\n2 2\n3 1", "train_test_split.txt .*'2'"),
         ("classes.txt", "1\n", "classes.txt, line 1"),
     ],
 )

@@ -10,7 +10,7 @@ import pytest
 from powerpool.data import DataError, MissingDataError, load_images
 from powerpool.data.sources import KNOWN, load_hub
 from powerpool.errors import UnknownNameError
-from tests.data.image_sets import encoded, flat, noise, png, split_set, write_folder, write_zip
+from tests.data.image_sets import encoded, noise, png, split_set, write_folder, write_zip
 
 # ---- names -----------------------------------------------------------------------------------------------------------
 
@@ -66,12 +66,6 @@ def test_imagenet_is_tested_on_its_validation_split(tmp_path: Path) -> None:
     assert all(name.startswith("train/") for name in images["validation"].names)
     by_path = load_images(tmp_path / "root" / "imagenet")
     assert list(by_path.splits) == ["train", "validation"]
-
-
-def test_half_of_fmd_is_tested(tmp_path: Path) -> None:
-    content = {f"FMD/{kind}/{name}": data for kind in ("image", "mask") for name, data in flat().items()}
-    images = load_images("fmd", write_folder(tmp_path, content))
-    assert {name: len(split) for name, split in images.splits.items()} == {"train": 6, "validation": 4, "test": 10}
 
 
 def test_food101_in_its_official_folder(tmp_path: Path) -> None:

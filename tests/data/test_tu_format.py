@@ -280,7 +280,7 @@ def test_a_download_is_kept(server: Server, ptc: bytes, graph_cache: Path, tmp_p
 
 
 def test_no_network(graph_cache: Path) -> None:
-    with pytest.raises(MissingDataError, match="PTC_MR could not be downloaded .*refused"):
+    with pytest.raises(MissingDataError, match=r"PTC_MR could not be downloaded .*refused"):
         load_graphs("PTC_MR", download=True)
     assert not graph_cache.exists()
 
@@ -299,9 +299,7 @@ def test_servers_that_do_not_send_the_file(server: Server, ptc: bytes, graph_cac
 
 
 @pytest.mark.parametrize("case", ["half", "page", "other set", "too few graphs", "damaged text"])
-def test_wrong_downloads_are_not_kept(
-    server: Server, ptc: bytes, graph_cache: Path, tmp_path: Path, case: str
-) -> None:
+def test_wrong_downloads_are_not_kept(server: Server, ptc: bytes, graph_cache: Path, tmp_path: Path, case: str) -> None:
     made = tmp_path / "other.zip"
     server.content = {
         "half": lambda: ptc[: len(ptc) // 2],

@@ -29,8 +29,8 @@ import powerpool as pp
 from powerpool.errors import ArgumentError, DomainError, DTypeError, NotFiniteError, ShapeError
 from powerpool.integrations.pyg import FirstOrderPowerAggregation, SecondOrderAggregation
 from tests import oracles
-from tests.real_data import require_data
 from tests.oracles import Reference
+from tests.real_data import require_data
 from tests.tolerances import tolerance
 
 CHANNELS = 6

@@ -82,7 +82,7 @@ def test_a_real_full_disk_is_told_by_features_zips_and_made_folders(
     # As it is where another process fills the disk after the space was counted.
     monkeypatch.setattr(archives.shutil, "disk_usage", lambda _: archives.shutil._ntuple_diskusage(1, 0, 1 << 40))
     content = {name: data + b"\0" * 30_000 for name, data in split_set().items()}
-    with pytest.raises(DiskError, match="No space left.*POWERPOOL_CACHE"):
+    with pytest.raises(DiskError, match=r"No space left.*POWERPOOL_CACHE"):
         load_images(write_zip(tmp_path / "set.zip", content))
     with pytest.raises(DiskError, match=r"Cannot write .*made: .*No space left.*POWERPOOL_CACHE"):
         make_once(small_disk / "made", lambda folder: (folder / "x").write_bytes(b"x" * 400_000) and None)

@@ -74,7 +74,7 @@ def test_the_limit_is_the_last_size_that_is_read(tmp_path: Path) -> None:
 def test_a_zip_of_graphs_is_as_large_as_the_limits_say(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "set.zip", "w") as archive:
         archive.writestr("a", bytes(2000))
-    with pytest.raises(PowerPoolError, match="1,000.*POWERPOOL_MAX_UNPACKED"):
+    with pytest.raises(PowerPoolError, match=r"1,000.*POWERPOOL_MAX_UNPACKED"):
         load_graphs(tmp_path / "set.zip", limits=Limits(unpacked=1000))
 
 

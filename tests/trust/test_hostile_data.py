@@ -41,7 +41,7 @@ def test_links_and_devices_in_zips(kind: str, tmp_path: Path, cache: Path) -> No
     member.external_attr = (getattr(stat, kind) | 0o777) << 16
     path = write_zip(tmp_path / "set.zip", split_set() | {member: b"/etc/passwd"})
     for load in (load_images, load_fewshot):
-        with pytest.raises(DataError, match="'train/rose/odd.png' is a"):
+        with pytest.raises(DataError, match=r"'train/rose/odd.png' is a"):
             load(path)
     assert left(cache) == []
 
@@ -169,7 +169,7 @@ def test_limits_from_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert (Limits().pixels, Limits(pixels=5).pixels, Limits().ratio) == (119, 5, 200)
     with pytest.raises(ImageError, match=r"12 x 10.* 119.*POWERPOOL_MAX_PIXELS or Limits\(pixels"):
         read_image(png())
-    with pytest.raises(DataError, match="12 files.* 11.*POWERPOOL_MAX_FILES"):
+    with pytest.raises(DataError, match=r"12 files.* 11.*POWERPOOL_MAX_FILES"):
         load_images(write_zip(tmp_path / "many.zip", split_set()))
     for wrong, message in (("many", "got 'many'"), ("0", "got '0'"), (9000 * "9", r"got '9{57}\.{3}'")):
         monkeypatch.setenv("POWERPOOL_MAX_PIXELS", wrong)

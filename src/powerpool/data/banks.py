@@ -178,7 +178,7 @@ def read_bank(
         key: identifies the bytes of the images and their order; None to decode into memory and store nothing.
         resize: "squeeze" resizes the whole image to a square; "crop" resizes its short side to ``size`` and takes the
             middle.
-        invert: whether to invert images, so that strokes of ink become bright on dark.
+        invert: whether to invert images, for Omniglot and glyphs, which have black strokes on white.
         corrupt: "error" or "skip", for images that cannot be read.
         watch: called with the number of decoded images and of all.
         threads: the number of images that are decoded at a time; by default one per processor, at most 8.

@@ -87,18 +87,12 @@ def load_fewshot(
     Args:
         data: a folder, a zip or a name, as for :func:`powerpool.data.load_images`, and also ``miniimagenet``,
             ``omniglot`` and ``open_mic``; ``glyphs``, invented alphabets drawn on this machine, needs no files.
-        root: the folder in which names are looked up.
-        size: width and height of the decoded images, in pixels.
-        channels: 3 for RGB, or 1 for luminance.
+        root, download, limits: as for :func:`powerpool.data.load_images`.
+        size, channels, resize, invert, corrupt: as for :func:`powerpool.data.read_bank`.
         cut: how to divide the classes; by default as usual for the data set (see ``CUTS``), or else ``ClassCut()``. If
             it is given, existing splits are merged first.
         problem: a problem of Open MIC: "p1->p2" and so on for protocol I (train on one part, test on another), or the
             name of an exhibition for protocol II (train on its source photos, test on its target photos).
-        invert: whether to invert images, for Omniglot and glyphs, which have black strokes on white.
-        resize: "squeeze" resizes the whole image to a square, "crop" takes the square in the middle.
-        download: whether data sets of the Hugging Face hub may be downloaded.
-        limits: maximum sizes of images and zips.
-        corrupt: "error" or "skip", for images that cannot be read.
         watch: called with a split, the number of its decoded images, and the number of all its images.
 
     Example:

@@ -12,7 +12,7 @@ from itertools import permutations
 from pathlib import PurePosixPath
 
 from powerpool.data.archives import IMAGE_SUFFIXES
-from powerpool.data.splits import Labelled
+from powerpool.data.splits import Labelled, natural_key
 from powerpool.data.store import DataError, MissingDataError, join_some
 from powerpool.errors import ArgumentError, UnknownNameError, did_you_mean, shorten
 
@@ -167,16 +167,14 @@ class Lists:
         found = [(number, line.strip()) for number, line in enumerate(text.split("\n"), start=1)]
         return [(number, line) for number, line in found if line]
 
-    def pairs(self, name: str) -> dict[str, tuple[int, str]]:
-        """Return the lines ``number value`` of a list: line and value by number."""
-        found: dict[str, tuple[int, str]] = {}
+    def pairs(self, name: str) -> dict[str, str]:
+        """Return the lines ``number value`` of a list as a mapping."""
+        found: dict[str, str] = {}
         for line, text in self.lines(name):
             number, _, value = text.partition(" ")
-            if not number.isdecimal() or not value.strip():
-                raise DataError(f"{self.at(name, line)}: expected a number and a value (got {shorten(text)!r}).")
-            if number in found:
-                raise DataError(f"{self.at(name, line)}: {number} is already on line {found[number][0]}.")
-            found[number] = (line, value.strip())
+            if not number.isdecimal() or not value.strip() or number in found:
+                raise DataError(f"{self.at(name, line)}: expected a new number and a value (got {shorten(text)!r}).")
+            found[number] = value.strip()
         return found
 
     def label_all(
@@ -232,17 +230,17 @@ def _from_cub(images: list[str], lists: Lists) -> list[Labelled]:
     present, found = set(images), []
     for name, table in zip(CUB[1:3], (labels, flags), strict=True):
         if table.keys() != paths.keys():
-            number = min(table.keys() ^ paths.keys(), key=lambda own: (len(own), own))
-            raise DataError(f"{lists.source}: image {number} is in only one of {CUB[0]} and {name}.")
-    for number, (line, path) in paths.items():
-        image, (label_line, label), (flag_line, flag) = f"images/{path}", labels[number], flags[number]
+            number = min(table.keys() ^ paths.keys(), key=natural_key)
+            raise DataError(f"{lists.source}: image {shorten(number)} is in only one of {CUB[0]} and {name}.")
+    for number, path in paths.items():
+        image, label, flag = f"images/{path}", labels[number], flags[number]
         if image not in present:
-            raise MissingDataError(f"{lists.at(CUB[0], line)}: there is no image {shorten(path, 200)!r}.")
+            raise MissingDataError(f"{lists.source} has no image {shorten(path, 200)!r}, which {CUB[0]} lists.")
         if label not in classes:
-            raise DataError(f"{lists.at(CUB[1], label_line)}: there is no class {shorten(label)!r} in {CUB[3]}.")
+            raise DataError(f"{lists.source}: {CUB[1]} has the class {shorten(label)!r}, which {CUB[3]} lacks.")
         if flag not in ("0", "1"):
-            raise DataError(f"{lists.at(CUB[2], flag_line)}: expected 0 (test) or 1 (train) (got {shorten(flag)!r}).")
-        found.append(Labelled(image, classes[label][1], "train" if flag == "1" else "test"))
+            raise DataError(f"{lists.source}: {CUB[2]} must contain 0 (test) or 1 (train) (got {shorten(flag)!r}).")
+        found.append(Labelled(image, classes[label], "train" if flag == "1" else "test"))
     return found
 
 

@@ -221,8 +221,8 @@ def _describe_damage(stream: IO[str], label: str, columns: int) -> DataError:
     wanted = "one integer" if columns == 1 else f"{columns} integers separated by commas"
     line_format = re.compile(r"\s*,".join([r"\s*[-+]?\d{1,18}"] * columns), re.ASCII)
     for number, line in enumerate(stream, start=1):
-        text = line.strip()
-        if text and not line_format.fullmatch(text):
+        text = line.rstrip("\r\n")
+        if text and not line_format.fullmatch(text.rstrip()):
             return DataError(f"{label}, line {number}: expected {wanted} (got {shorten(text, 40)!r}).")
     return DataError(f"{label} is empty: expected {wanted} per line. Copy or download the data set again.")
 

@@ -208,8 +208,8 @@ def _find_linears(model: nn.Module, calls: list[Call], pooling: Call) -> tuple[n
     for call in after[: after.index(linears[0])]:
         if next(call.layer.parameters(recurse=False), None) is not None:
             raise BackboneError(
-                f"{_where(model, call.layer)} between the pooling and the classifier of {_named(model)} has weights for "
-                f"the old vectors: {call.layer}. Replace it by torch.nn.Identity() first."
+                f"{_where(model, call.layer)} between the pooling and the classifier of {_named(model)} has weights "
+                f"for the old vectors: {call.layer}. Replace it by torch.nn.Identity() first."
             )
     first, last = linears[0].layer, linears[-1].layer
     assert isinstance(first, nn.Linear)
