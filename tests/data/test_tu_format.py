@@ -85,7 +85,7 @@ def test_files_of_different_lengths(tmp_path: Path, kind: str, line: int, text: 
 
 @pytest.mark.parametrize("kind", CONTENT)
 def test_empty_and_missing_files(tmp_path: Path, kind: str) -> None:
-    for text in ("", " \r\n\n"):
+    for text in ("", "\r\n\n"):
         with pytest.raises(DataError, match=rf"TINY_{kind}\.txt is empty"):
             load_graphs(write_folder(tmp_path / "empty", {**CONTENT, kind: text}))
     if kind == "node_labels":
