@@ -126,7 +126,8 @@ def has_threads(threads: int) -> bool:
 
 def relaunch(arguments: Sequence[str], threads: int) -> int:
     """Run ``powerpool ARGUMENTS`` in a child with that environment, and return its exit code."""
-    command = python_command("sys.argv[0] = 'powerpool'; from powerpool.cli.main import main; sys.exit(main())", *arguments)
+    code = "sys.argv[0] = 'powerpool'; from powerpool.cli.main import main; sys.exit(main())"
+    command = python_command(code, *arguments)
     with subprocess.Popen(command, env=os.environ | module_path() | thread_variables(threads)) as child:
         try:
             status = child.wait()

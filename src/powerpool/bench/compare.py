@@ -127,12 +127,13 @@ def _compare_cases(old: CaseRecord, new: CaseRecord, threshold: float, absolute:
             changes.append(Change(old.name, before.name, before.origin, "ms", time, None, "missing"))
             continue
         millisecond = Spread(1e-3, 1e-3, 1e-3)
-        was, now, unit = _divide(before.total, millisecond), _divide(after.total, millisecond), "ms"
+        unit: Unit = "ms"
+        was, now = _divide(before.total, millisecond), _divide(after.total, millisecond)
         if not absolute and old.floor is not None and new.floor is not None and before.origin != "floor":
             was, now = _divide(before.total, old.floor.total), _divide(after.total, new.floor.total)
             unit = "x floor"
         verdict = _judge(was, now, threshold)
-        changes.append(Change(old.name, before.name, before.origin, unit, was.median, now.median, verdict))  # type: ignore[arg-type]
+        changes.append(Change(old.name, before.name, before.origin, unit, was.median, now.median, verdict))
     for after in new.results:
         if old.find(after.name) is None:
             time = 1e3 * after.total.median
