@@ -1,4 +1,4 @@
-"""More places where the paper is wrong (docs/errata.md): every test computes both, and the printed one fails."""
+"""Errors in the printed paper (docs/errata.md): every test computes both versions, and the printed one fails."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from scipy import integrate, stats
 
 import powerpool as pp
 from powerpool import theory
-from tests.theory.grids import F64, E, covariance, symmetric
+from tests.theory.grids import E, F64, covariance, symmetric
 
 
 def test_the_slope_of_maxexp_in_y_has_no_minus():
