@@ -6,9 +6,7 @@ from powerpool.bench.measure import Spread
 from powerpool.bench.record import BenchRecord, CaseRecord, Measured, RecordedOptions
 from powerpool.runs.environment import Environment
 
-ENVIRONMENT = Environment(
-    processor="a machine", threads=2, torch="2", powerpool="0", time="2026-01-01T00:00:00+00:00"
-)
+ENVIRONMENT = Environment(processor="a machine", threads=2, torch="2", powerpool="0", time="2026-01-01T00:00:00+00:00")
 
 
 def measured(name: str, milliseconds: float, origin: str = "powerpool", spread: float = 0.05, peak: int = 2**20):

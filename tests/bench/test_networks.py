@@ -70,7 +70,9 @@ def test_image_readouts_return_one_logit_per_class() -> None:
         (networks.episodes(quick=False)[:1], networks.EPISODE_LIMITS, ["floor", "competitor", "powerpool"]),
     ],
 )
-def test_every_job_has_a_floor_and_a_limit(cases: list[BenchCase], limits: dict[str, float], origins: list[str]) -> None:
+def test_every_job_has_a_floor_and_a_limit(
+    cases: list[BenchCase], limits: dict[str, float], origins: list[str]
+) -> None:
     assert [case.name for case in cases] == list(limits)
     for case in cases:
         assert [contender.origin for contender in case.contenders] == origins

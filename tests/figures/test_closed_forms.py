@@ -96,8 +96,7 @@ CLOSED = {
             for n in (25, 100, 361, 2916)
         },
         **{
-            ("N grows with the size of images", f"J = {j}"): lambda n, j=j: n - (n - 1) / (j + 2)
-            for j in (0, 1, 5, 20)
+            ("N grows with the size of images", f"J = {j}"): lambda n, j=j: n - (n - 1) / (j + 2) for j in (0, 1, 5, 20)
         },
     },
     "y-of-eta": {("", "y(eta)"): lambda eta: E / (E - 1) * (eta / (eta + 1)) ** eta},

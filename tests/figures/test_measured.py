@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from statistics import fmean
 
@@ -137,7 +138,7 @@ def test_damaged_sweeps_are_refused(whole, damaged, field, tmp_path):
     text = path.read_text()
     assert whole in text
     path.write_text(text.replace(whole, damaged))
-    with pytest.raises(RecordError, match=rf"{path.name}.*{field}"):
+    with pytest.raises(RecordError, match=rf"{re.escape(path.name)}.*{field}"):
         make_figure("sensitivity-beta", Sources((tmp_path,)))
 
 

@@ -242,12 +242,11 @@ def test_a_compiler_that_compiles_nothing_is_not_a_failure_of_the_library(monkey
 
     monkeypatch.setattr("shutil.which", lambda name: "/usr/bin/g++")
     compile_check = list(battery.checks())[-1]
-    works = torch.compile
     monkeypatch.setattr(torch, "compile", broken)
     found = run_check(compile_check)
     assert found.status == "skipped"
     assert "Python.h: No such file" in found.note
     # A compiler that fails for the library alone is a failure.
-    monkeypatch.setattr(torch, "compile", lambda f, **options: broken(f) if "fullgraph" in options else (lambda x: x + 1))
-    assert run_check(compile_check).status == "failed"
-    assert works is not torch.compile
+    monkeypatch.setattr(compiler, "find_fault", lambda device: None)
+    again = list(battery.checks())[-1]
+    assert run_check(again).status == "failed"

@@ -34,7 +34,9 @@ def test_errors_of_value_and_gradient_are_relative():
 
 def test_each_problem_of_a_batch_is_relative_to_its_own_size():
     small, large = 1e-6 * ONES, 1e6 * ONES
-    problems = [Problem(given, ONES, Right.of_tensors(given, ONES), str(size)) for size, given in enumerate((small, large))]
+    problems = [
+        Problem(given, ONES, Right.of_tensors(given, ONES), str(size)) for size, given in enumerate((small, large))
+    ]
 
     def shift(findings: Findings) -> None:
         findings.compare("two", lambda x: x + 1e-9, *problems)

@@ -14,7 +14,7 @@ from scipy import integrate, stats
 
 import powerpool as pp
 from powerpool import theory
-from tests.theory.grids import E, F64, covariance, symmetric
+from tests.theory.grids import F64, E, covariance, symmetric
 
 
 def test_the_slope_of_maxexp_in_y_has_no_minus():

@@ -15,7 +15,7 @@ from scipy import optimize
 import powerpool as pp
 from powerpool import theory
 from powerpool.errors import ArgumentError
-from tests.theory.grids import E, ETAS, F64, SHORT_TIMES, few_examples, log_floats
+from tests.theory.grids import ETAS, F64, SHORT_TIMES, E, few_examples, log_floats
 
 
 def _maxexp(y: torch.Tensor, t: float, eta: float) -> torch.Tensor:
@@ -199,7 +199,7 @@ def test_fahdp_is_above_hdp_at_all_times(rounding):
         points = torch.cat([torch.linspace(0, 1, 2001, dtype=F64), torch.logspace(-10, 0, 500, dtype=F64)])
         gap = pp.FAHDP(t, rounding).value(points) - pp.HDP(t).value(points)
         assert gap.min() >= -2e-16, t
-        assert abs(gap[2000].item()) <= 1e-16
+        assert abs(gap[2000].item()) <= 2e-16
 
 
 @pytest.mark.parametrize("t", [1.0, 1.5, 4.0, 30.0])

@@ -14,7 +14,7 @@ from scipy import integrate, linalg
 import powerpool as pp
 from powerpool import theory
 from powerpool.errors import ArgumentError, NotPositiveError, NotSymmetricError, ShapeError
-from tests.theory.grids import E, ETAS, F64, covariance, few_examples, log_floats, unit_points
+from tests.theory.grids import ETAS, F64, E, covariance, few_examples, log_floats, unit_points
 
 CLOSE = {"rtol": 1e-9, "atol": 1e-11}
 sizes = st.integers(1, 6)

@@ -13,7 +13,7 @@ from mpmath import mpf
 
 import powerpool as pp
 from powerpool import theory
-from tests.theory.grids import E, ETAS, F64, SHORT_TIMES, TIMES, few_examples, log_floats, unit_points
+from tests.theory.grids import ETAS, F64, SHORT_TIMES, TIMES, E, few_examples, log_floats, unit_points
 
 
 @pytest.fixture(autouse=True)

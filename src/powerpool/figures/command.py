@@ -64,11 +64,12 @@ def run(options: FiguresOptions) -> None:
             missing[name] = error
             if not options.names:
                 say(f"{name}: skipped, {error}")
+            continue
         except RecordError as error:
             damaged[name] = error
-        else:
-            written[name] = write_figure(data, options.out / name, options.dpi)
-            say(f"{name}: {options.out / name}.{{{','.join(FORMATS)}}}")
+            continue
+        written[name] = write_figure(data, options.out / name, options.dpi)
+        say(f"{name}: {options.out / name}.{{{','.join(FORMATS)}}}")
     errors = {**damaged, **(missing if options.names else {})}
     if errors:
         kind = RecordError if damaged else MissingRecordError

@@ -16,7 +16,6 @@ from powerpool.data.fewshot import EXHIBITIONS, OPEN_MIC_PAIRS
 from powerpool.figures.data import Axis, FigureData, Line, Panel
 from powerpool.figures.sources import MissingRecordError, Sources
 from powerpool.report.paper import paper_figure, way_and_shot
-from powerpool.report.plots import WIDE
 from powerpool.runs.compare import Summary, proportion_interval, summarize
 from powerpool.runs.record import RunRecord
 
@@ -42,6 +41,8 @@ SETTINGS = {"beta": "beta", "alpha": "alpha", "sigme_eta": "eta'", "eta": "eta"}
 SWEEP_DATA = {"alpha": "fmd"}
 """The data set on which the paper varies a setting, if it is not Flower102."""
 ACCURACY = Axis("accuracy", "%")
+WIDE = 30
+"""Ratio of the largest to the smallest value from which an axis is logarithmic."""
 WILSON = "Bands: 95 % intervals of a proportion (Wilson). All values saw the same images: differences are more certain."
 WAYS = (5, 20, 90)
 

@@ -71,9 +71,8 @@ class Sources:
 
     def sweeps(self, setting: str, make: str) -> list[SweepRecord]:
         """The records of all sweeps over a setting, one for each method and data set."""
-        from powerpool.tasks.vision.studies import OLD_SETTINGS
+        from powerpool.tasks.vision.studies import OLD_SETTINGS, read_sweep
         from powerpool.tasks.vision.studies import SCHEMA as SWEEP
-        from powerpool.tasks.vision.studies import read_sweep
 
         names = [setting, *(old for old, new in OLD_SETTINGS.items() if new == setting)]
         found: dict[tuple[str, str], SweepRecord] = {}
@@ -133,9 +132,7 @@ class Sources:
     def _counts(self, is_quick: bool) -> bool:
         return bool(self.records) or not is_quick
 
-    def _files(
-        self, pattern: str, schemas: Collection[Json], folders: Collection[str] | None = None
-    ) -> Iterator[Path]:
+    def _files(self, pattern: str, schemas: Collection[Json], folders: Collection[str] | None = None) -> Iterator[Path]:
         """Files whose name fits the pattern, in the order of the places.
 
         Files with another schema are ignored, except for a file that was named itself: reading it is an error.
@@ -146,9 +143,9 @@ class Sources:
             else:
                 found = [path for path in sorted(place.rglob(pattern)) if not _is_ignored(path, place)]
             for path in found:
-                if folders is None or path.parent.name in folders:
-                    if path is place or _schema(path) in schemas:
-                        yield path
+                is_wanted = folders is None or path.parent.name in folders
+                if is_wanted and (path is place or _schema(path) in schemas):
+                    yield path
 
     def _missing(self, what: str, make: str) -> MissingRecordError:
         looked = " or ".join(str(place) for place in self.records or PLACES)
