@@ -22,7 +22,7 @@ import powerpool
 from powerpool import analysis as inspection
 from powerpool import curves, data, integrations, solvers, theory
 from powerpool.analysis import explorer as explore
-from powerpool.bench.publish import LOSS
+from powerpool.bench.findings import LOSS
 from powerpool.report.tables import right_pictures
 from powerpool.runs.compare import McNemarTest, mcnemar
 from powerpool.solvers import select

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 import powerpool as pp
-from powerpool.bench.counts import count
+from powerpool.bench.measure import count
 from powerpool.linalg import products
 
 

@@ -20,7 +20,7 @@ import pytest
 import torch
 
 import powerpool as pp
-from powerpool.bench import command, launch
+from powerpool.bench import command
 from powerpool.bench.command import SUITES, suite_cases
 from powerpool.cli.main import COMMANDS, main
 from powerpool.report import report
@@ -273,7 +273,7 @@ def place(tmp_path) -> Iterator[Path]:
         patch.setenv("POWERPOOL_CACHE", str(folder / "cache"))
         patch.setattr(runner, "_make_executor", Threads)
         patch.setattr(report, "_draw", lambda groups, folder: [[] for _ in groups])
-        patch.setattr(launch, "is_set", lambda threads: True)
+        patch.setattr(command, "has_threads", lambda threads: True)
         # Of each suite and of the battery one part, the first: all of them run in tests of their own.
         patch.setattr(command, "suite_cases", lambda *asked: suite_cases(*asked)[:1])
         patch.setattr(Battery, "checks", lambda self, quick=False: list(every_check(self, quick))[:1])

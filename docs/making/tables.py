@@ -15,8 +15,9 @@ from powerpool.tasks.fewshot.methods import METHODS as FEWSHOT_METHODS
 from powerpool.tasks.graph.methods import METHODS as GRAPH_METHODS
 from powerpool.tasks.vision.methods import METHODS as VISION_METHODS
 
-from powerpool.bench import publish
+from powerpool.bench.findings import find_losses
 from powerpool.bench.record import BenchRecord, Measured, load
+from powerpool.bench.tables import summary_table
 from powerpool.report import tables
 from powerpool.report.document import escaped
 from powerpool.report.report import PIPELINES, read_records
@@ -86,14 +87,14 @@ def ms(seconds: float) -> str:
 
 def pools() -> str:
     """Pools against their competitors."""
-    return publish.summary(suite("pools"))
+    return "\n".join(summary_table(suite("pools")).as_markdown())
 
 
 def pool_losses() -> str:
     """By contender of ours and rival: in how many cases it lost, and by how much at most."""
     lost: dict[tuple[str, str], list[tuple[float, str]]] = {}
     for name in ("pools", "curves"):
-        for case, ours, rival in publish.losses(suite(name).cases):
+        for case, ours, rival in find_losses(suite(name).cases):
             times = ours.total.median / rival.total.median
             lost.setdefault((ours.name, rival.name), []).append((times, case))
     rows = []

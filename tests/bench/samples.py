@@ -1,24 +1,16 @@
-"""Small made-up records and cases, with numbers that can be checked in the head."""
+"""Small made-up records and cases, with numbers that are easy to check."""
 
 from __future__ import annotations
 
-from powerpool.bench.record import BenchRecord, CaseRecord, Measured
-from powerpool.bench.timing import Spread
+from powerpool.bench.measure import Spread
+from powerpool.bench.record import BenchRecord, CaseRecord, Measured, RecordedOptions
+from powerpool.runs.environment import Environment
 
-ENVIRONMENT = {
-    "processor": "a machine",
-    "threads": 2,
-    "torch": "2",
-    "powerpool": "0",
-    "cuda": None,
-    "commit": None,
-    "dirty": None,
-    "time": "2026-01-01T00:00:00+00:00",
-}
+ENVIRONMENT = Environment(processor="a machine", threads=2, torch="2", powerpool="0", time="2026-01-01T00:00:00+00:00")
 
 
 def measured(name: str, milliseconds: float, origin: str = "powerpool", spread: float = 0.05, peak: int = 2**20):
-    """A contender whose quartiles are ``spread`` of the median away on both sides."""
+    """A contender whose quartiles are ``spread`` times the median away from it."""
     total = Spread(1e-3 * milliseconds, 1e-3 * milliseconds * (1 - spread), 1e-3 * milliseconds * (1 + spread))
     half = Spread(total.median / 2, total.lower / 2, total.upper / 2)
     return Measured(name, origin, "M", 5, half, half, total, peak, 2, 100, 0, 1e-7, None)
@@ -29,8 +21,8 @@ def case(name: str, sizes: dict[str, int], *results: Measured) -> CaseRecord:
 
 
 def record(*cases: CaseRecord, suite: str = "pools", **options) -> BenchRecord:
-    given = {"quick": False, "device": "cpu", "threads": 2, "repetitions": 0} | options
-    return BenchRecord(suite, given, dict(ENVIRONMENT), {}, list(cases), complete=True)
+    given = RecordedOptions(**{"quick": False, "device": "cpu", "threads": 2, "repetitions": 0} | options)
+    return BenchRecord(suite, given, ENVIRONMENT, {}, list(cases), complete=True)
 
 
 def pair(auto: float, floor: float = 1.0, squaring: float = 8.0, spread: float = 0.05) -> BenchRecord:

@@ -20,7 +20,7 @@ import pytest
 import torch
 from powerpool.tasks.fewshot.methods import METHODS
 
-from powerpool.bench import command, launch
+from powerpool.bench import command
 from powerpool.bench.command import suite_cases
 from powerpool.cli import main as cli
 from powerpool.cli.main import COMMANDS, main
@@ -108,7 +108,7 @@ def place(tmp_path_factory) -> Iterator[Path]:
         patch.setenv("POWERPOOL_CACHE", str(folder / "cache"))
         patch.setattr(runner, "_make_executor", Threads)
         patch.setattr(report, "_draw", lambda groups, folder: [[] for _ in groups])
-        patch.setattr(launch, "is_set", lambda threads: True)
+        patch.setattr(command, "has_threads", lambda threads: True)
         patch.setattr(command, "suite_cases", lambda *asked: suite_cases(*asked)[:1])
         patch.setattr(export, "export_model", lambda model, path, **_: (Path(path).write_bytes(b"12"), 1e-7)[1])
         for name in ("train graph", "train vision", "train fewshot", "reproduce graph"):  # what others begin with

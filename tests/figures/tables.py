@@ -1,4 +1,4 @@
-"""Figures as they were written: the rows of their CSV, line by line."""
+"""Read the CSV of a figure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def read(path: Path) -> list[dict[str, str]]:
 
 
 def lines(path: Path) -> Tables:
-    """x and y of every line, by panel and name; marks, which have one of both, are left out."""
+    """x and y of every line, by panel and name; without marks, which have only one of them."""
     found: dict[tuple[str, str], list[tuple[float, float]]] = {}
     for row in read(path):
         if row["x"] and row["y"]:

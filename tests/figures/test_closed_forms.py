@@ -1,4 +1,4 @@
-"""What is written of each computed figure is what formulas say that are coded here once more, with NumPy and SciPy."""
+"""The CSV of every computed figure against formulas written in NumPy and SciPy."""
 
 from __future__ import annotations
 
@@ -96,8 +96,7 @@ CLOSED = {
             for n in (25, 100, 361, 2916)
         },
         **{
-            ("N grows with the size of pictures", f"J = {j}"): lambda n, j=j: n - (n - 1) / (j + 2)
-            for j in (0, 1, 5, 20)
+            ("N grows with the size of images", f"J = {j}"): lambda n, j=j: n - (n - 1) / (j + 2) for j in (0, 1, 5, 20)
         },
     },
     "y-of-eta": {("", "y(eta)"): lambda eta: E / (E - 1) * (eta / (eta + 1)) ** eta},
@@ -145,7 +144,7 @@ CLOSED = {
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
-    """Writes a figure once, without its pictures, and gives the path of its CSV."""
+    """Write a figure once, without images, and return the path of its CSV."""
     folder, done = tmp_path_factory.mktemp("figures"), {}
 
     def write(name):
@@ -159,7 +158,7 @@ def written(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", CLOSED)
-def test_every_line_is_its_formula(name, written):
+def test_every_line_follows_its_formula(name, written):
     found = tables.lines(written(name))
     assert found.keys() == CLOSED[name].keys()
     for key, expected in CLOSED[name].items():
@@ -169,7 +168,7 @@ def test_every_line_is_its_formula(name, written):
         np.testing.assert_allclose(y, expected(x), rtol=1e-9, atol=1e-12, err_msg=str(key))
 
 
-def test_marks_are_where_the_gaps_are_measured(written):
+def test_marks_are_at_the_gaps(written):
     t = t_of_eta(3)
     expected = {
         "bounds": {"y(eta), gap eps2": 4 * t, "1, gap eps1": 1.0},
@@ -200,8 +199,8 @@ def test_bounds_are_above_hdp(name, panel, t, written):
         assert (y >= hdp(x, t) - 1e-12).all(), key
 
 
-def test_where_the_line_meets_fahdp_and_hdp(written):
-    """By a root finder instead of Lambert's W."""
+def test_points_of_the_line_by_a_root_finder(written):
+    """Instead of Lambert's W."""
     found = tables.lines(written("fahdp-points"))
     times, last = found["", "y3, on HDP"]
     np.testing.assert_allclose(found["", "y2 = y0 = t"][1], times, rtol=1e-6)
@@ -210,8 +209,8 @@ def test_where_the_line_meets_fahdp_and_hdp(written):
         assert y3 == pytest.approx(meets_hdp_again(t), rel=1e-6)
 
 
-def test_the_beta_spectrum_and_its_push_forward(written):
-    """Densities after a curve by the inverse of the curve and a numerical derivative, and their mass."""
+def test_push_forward_of_the_beta_spectrum(written):
+    """Densities after a curve from the inverse of the curve and a numerical derivative; their mass is 1."""
     found = tables.lines(written("push-forward"))
     x, before = found["before", "Beta(2, 10)"]
     np.testing.assert_allclose(before, stats.beta.pdf(x, 2, 10), rtol=1e-9)

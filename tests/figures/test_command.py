@@ -1,4 +1,4 @@
-"""``powerpool figures``: names, files, and what is said where a record is missing."""
+"""``powerpool figures``: names, files, and missing or damaged records."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from matplotlib.figure import Figure
 
-from powerpool.cli import options
-from powerpool.console import governed
+from powerpool.cli.main import main
 from powerpool.errors import ArgumentError, RecordError, UnknownNameError
+from powerpool.figures import command, drawing
 from powerpool.figures.command import FiguresOptions, run
 from powerpool.figures.registry import FIGURES
 from powerpool.figures.sources import MissingRecordError
@@ -22,93 +23,83 @@ PAGE = Path(__file__).parents[2] / "docs" / "figures.md"
 MEASURED = [name for name in FIGURES if name.startswith(("timing", "sensitivity", "open-mic"))]
 
 
-def parse(*words: object) -> FiguresOptions:
-    return options.parse(FiguresOptions, [str(word) for word in words], "names")
+@pytest.fixture
+def drawn(monkeypatch) -> list[str]:
+    """Collect the names of figures instead of writing them."""
+    names: list[str] = []
+    monkeypatch.setattr(command, "write_figure", lambda data, stem, dpi: names.append(stem.name) or [stem])
+    return names
 
 
-def test_every_figure_is_drawn(tmp_path, capsys):
+def test_every_figure_is_drawn(tmp_path, monkeypatch, capsys):
     records = bench_record(tmp_path)
     open_mic_records(tmp_path)
-    for setting in ("beta", "alpha", "eta_prime", "eta"):
+    for setting in ("beta", "alpha", "sigme_eta", "eta"):
         sweep_record(tmp_path, setting, [0.1, 0.5, 50])
-    out = tmp_path / "out"
-    run(parse("--records", records, "--out", out, "--dpi", 30))
-    said = capsys.readouterr().out
-    assert {path.name for path in out.iterdir()} == {
-        f"{name}.{suffix}" for name in FIGURES for suffix in ("png", "svg", "csv")
-    }
-    assert "skipped" not in said
-    for name in FIGURES:
-        assert f"{name}: {out / name}.{{png,svg,csv}}\n" in said
-        assert (out / f"{name}.png").read_bytes().startswith(b"\x89PNG")
-        assert "<svg" in (out / f"{name}.svg").read_text(encoding="utf-8")
+
+    def draw_only(draw, paths, size, **_):  # rendering takes seconds for each figure; hdp is rendered below
+        draw(Figure(figsize=size))
+
+    monkeypatch.setattr(drawing, "save", draw_only)
+    run(FiguresOptions(records=[records], out=tmp_path / "out"))
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {f"{name}.csv" for name in FIGURES}
+    assert len(FIGURES) == 24
+    assert "skipped" not in capsys.readouterr().out
 
 
-def test_without_names_what_has_no_record_is_left_out_and_said(tmp_path, capsys, monkeypatch):
+def test_without_names_figures_without_a_record_are_skipped(tmp_path, capsys, monkeypatch, drawn):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("powerpool.figures.command.write_figure", lambda data, stem, dpi: [stem])
-    with governed(as_json=True) as output:
-        run(parse())
-    found = json.loads(output.document)
+    assert main(["figures", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
     assert list(found["skipped"]) == MEASURED
-    assert list(found["written"]) == [name for name in FIGURES if name not in MEASURED]
-    run(parse())
-    said = capsys.readouterr().out
-    open_mic = "--data open_mic --problems shn hon clv clk gls scl sci nat shx rlc --ways 5 20 90"
-    for name, what, make in (
-        ("timing-eta", "finished record of `powerpool bench pools`", "powerpool bench pools"),
-        ("sensitivity-alpha", "record of a sweep over alpha", "powerpool sweep vision --data fmd --over alpha"),
-        ("open-mic-2", "records of Open MIC, protocol II", f"powerpool reproduce fewshot {open_mic}"),
+    assert list(found["written"]) == drawn == [name for name in FIGURES if name not in MEASURED]
+    for name, make in (
+        ("timing-eta", "powerpool bench pools"),
+        ("sensitivity-alpha", "powerpool sweep vision --data fmd --over alpha"),
+        ("open-mic-2", "--problems shn hon clv clk gls scl sci nat shx rlc --ways 5 20 90"),
     ):
-        assert f"{name}: skipped, no {what} in results or runs. Make it: {make}\n" in said
+        assert found["skipped"][name].endswith(make)
+        assert "results or runs" in found["skipped"][name]
 
 
-def test_a_figure_that_is_named_and_has_no_record_is_an_error_after_the_others(tmp_path, monkeypatch):
+def test_a_named_figure_without_a_record_is_an_error_after_the_others(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(
-        MissingRecordError, match=r"timing-eta: no finished record .* Make it: powerpool bench"
-    ) as caught:
-        run(parse("timing-eta", "hdp", "--dpi", 30))
+    with pytest.raises(MissingRecordError, match=r"timing-eta: .* powerpool bench") as caught:
+        run(FiguresOptions(["timing-eta", "hdp"], dpi=30))
     assert caught.value.exit_code == 1
-    assert sorted(path.name for path in (tmp_path / "runs" / "figures").iterdir()) == ["hdp.csv", "hdp.png", "hdp.svg"]
+    folder = tmp_path / "runs" / "figures"
+    assert sorted(path.name for path in folder.iterdir()) == ["hdp.csv", "hdp.png", "hdp.svg"]
+    assert (folder / "hdp.png").read_bytes().startswith(b"\x89PNG")
+    assert "<svg" in (folder / "hdp.svg").read_text(encoding="utf-8")
 
 
-def test_unknown_names_are_answered_with_the_nearest():
-    with pytest.raises(
-        UnknownNameError, match=r"Unknown figure 'fahdp-point'\. Did you mean fahdp-points\? There are curves, "
-    ):
-        parse("fahdp-point")
-
-
-def test_what_cannot_be_is_refused(tmp_path):
-    with pytest.raises(ArgumentError, match="dpi must be between 30 and 1200"):
-        parse("--dpi", 5)
-    with pytest.raises(RecordError, match=r"There is no .*nowhere: --records needs files or folders"):
-        run(parse("hdp", "--records", tmp_path / "nowhere"))
-    (tmp_path / "file").write_text("")
-    with pytest.raises(RecordError, match="file"):
-        run(parse("hdp", "--out", tmp_path / "file"))
-
-
-def test_a_record_that_cannot_be_read_is_an_error_after_the_others(tmp_path, monkeypatch):
-    drawn = []
-    monkeypatch.setattr("powerpool.figures.command.write_figure", lambda data, stem, dpi: drawn.append(stem.name))
+def test_a_damaged_record_is_an_error_after_the_others(tmp_path, drawn):
     path = tmp_path / "pools.json"
     path.write_text("{}")
-    said = r"timing-eta: .*pools\.json is not a record of `powerpool bench`"
-    with pytest.raises(RecordError, match=said) as caught:
-        run(parse("timing-eta", "hdp", "sensitivity-alpha", "--records", path))
+    with pytest.raises(RecordError, match=r"timing-eta: .*pools\.json") as caught:
+        run(FiguresOptions(["timing-eta", "hdp", "sensitivity-alpha"], records=[path]))
     assert not isinstance(caught.value, MissingRecordError)
-    assert "sensitivity-alpha: no record of a sweep" in str(caught.value)
+    assert "sensitivity-alpha" in str(caught.value)
     assert drawn == ["hdp"]
-    with pytest.raises(RecordError, match=said) as caught:
-        run(parse("--records", path))
-    assert "sensitivity" not in str(caught.value)
-    assert drawn[1:] == [name for name in FIGURES if name not in MEASURED]
+    with pytest.raises(RecordError, match=r"timing-eta: .*pools\.json") as caught:
+        run(FiguresOptions(records=[path]))
+    assert "sensitivity" not in str(caught.value)  # missing, and not asked for by name
 
 
-def test_curves_and_bounds_need_nothing_of_the_pipeline_of_pictures():
-    """As where only the extras train and figures are installed."""
+def test_bad_options_are_refused(tmp_path):
+    with pytest.raises(UnknownNameError, match=r"fahdp-point'.*fahdp-points"):
+        FiguresOptions(["fahdp-point"])
+    with pytest.raises(ArgumentError, match="dpi"):
+        FiguresOptions(dpi=5)
+    with pytest.raises(RecordError, match="nowhere"):
+        run(FiguresOptions(["hdp"], records=[tmp_path / "nowhere"]))
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RecordError, match="file"):
+        run(FiguresOptions(["hdp"], out=tmp_path / "file"))
+
+
+def test_computed_figures_need_nothing_of_the_vision_task():
+    """As with only the extras train and figures installed."""
     code = (
         "import sys\n"
         "for name in ('PIL', 'transformers', 'datasets', 'kornia', 'joblib', 'sklearn', 'torch_geometric', 'onnx'):\n"
@@ -122,12 +113,8 @@ def test_curves_and_bounds_need_nothing_of_the_pipeline_of_pictures():
     assert done.stdout == "[]\n"
 
 
-def test_names_are_listed_and_in_the_documentation(capsys):
-    run(parse("--list"))
-    listed = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in listed] == list(FIGURES)
-    page = PAGE.read_text(encoding="utf-8")
-    rows = re.findall(r"^\| `([\w-]+)` \| (.*?) \| (.*?) \|", page, re.MULTILINE)
-    assert [name for name, _, _ in rows] == list(FIGURES)
-    for name, _, paper in rows:
-        assert paper == FIGURES[name].paper
+def test_figures_are_listed_and_documented(capsys):
+    run(FiguresOptions(list=True))
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == list(FIGURES)
+    rows = re.findall(r"^\| `([\w-]+)` \| (.*?) \| (.*?) \|", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    assert [(name, paper) for name, _, paper in rows] == [(name, entry.paper) for name, entry in FIGURES.items()]

@@ -1,4 +1,4 @@
-"""Any data of a figure as pictures and a table."""
+"""The data of a figure drawn with matplotlib, and written as a table."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def two(name: str = "b", count: int = 3, **more) -> FigureData:
     return FigureData("A title", (panel, Panel("second", panel.x, panel.y, panel.lines)), "from nowhere")
 
 
-@pytest.mark.parametrize("name", ["curves", "kappa", "fahdp", "fahdp-scaled", "fahdp-line", "y-of-eta"])
-def test_the_lines_between_the_axes_are_the_data(name):
+@pytest.mark.parametrize("name", ["curves", "kappa", "fahdp", "fahdp-line", "y-of-eta"])
+def test_lines_and_marks_are_those_of_the_data(name):
     data, figure = make_figure(name), Figure()
     draw(data, figure)
     for panel, axes in zip(data.panels, figure.axes, strict=False):
@@ -68,7 +68,7 @@ def test_the_table_has_every_point_interval_and_mark(tmp_path):
     assert len(rows) == 2 * 9 + 1
 
 
-def test_the_same_data_gives_the_same_bytes_and_leaves_matplotlib_as_it_was(tmp_path):
+def test_the_same_data_gives_the_same_files_and_leaves_matplotlib_unchanged(tmp_path):
     before = dict(mpl.rcParams)
     written = [write_figure(two(), tmp_path / folder / "two.v1", dpi=30) for folder in ("a", "b")]
     assert [path.name for path in written[0]] == ["two.v1.png", "two.v1.svg", "two.v1.csv"]
@@ -78,7 +78,7 @@ def test_the_same_data_gives_the_same_bytes_and_leaves_matplotlib_as_it_was(tmp_
     assert sorted(path.name for path in (tmp_path / "a").iterdir()) == sorted(path.name for path in written[0])
 
 
-def test_text_of_an_svg_can_be_searched_and_records_are_no_formulas(tmp_path):
+def test_text_of_an_svg_can_be_searched_and_is_not_read_as_a_formula(tmp_path):
     hostile = "costs 5$ & <b>6$"
     write_figure(two(hostile), tmp_path / "two", dpi=30)
     texts = [element.text for element in ET.parse(tmp_path / "two.svg").iter("{http://www.w3.org/2000/svg}text")]
@@ -86,7 +86,7 @@ def test_text_of_an_svg_can_be_searched_and_records_are_no_formulas(tmp_path):
         assert text in texts
 
 
-def test_a_band_has_its_ends_at_the_interval_of_each_point():
+def test_a_band_spans_the_interval_of_each_point():
     figure = Figure()
     draw(two(), figure)
     (band,) = figure.axes[0].collections
@@ -95,7 +95,7 @@ def test_a_band_has_its_ends_at_the_interval_of_each_point():
     assert {tuple(vertex) for vertex in path.vertices.tolist()} == expected
 
 
-def test_a_point_without_an_interval_has_none_in_the_table(tmp_path):
+def test_a_point_without_an_interval_has_empty_cells(tmp_path):
     x = torch.arange(1.0, 4.0, dtype=torch.float64)
     low, high = x - 1, x + 1
     low[1] = high[1] = torch.nan
@@ -108,10 +108,10 @@ LONG = "With forming M; batch = 8, C = 256, N = 196; median and quartiles. Measu
 LONG += " (R) Processor (TM) Gold 6338 CPU @ 2.00GHz, 2 threads, Python 3.12.3, torch 2.9.0, at 5 $ and 6 $ an hour"
 
 
-@pytest.mark.parametrize("name", ["short", "SOP+SC+SpecMaxExpF of a method whose name is long " * 3])
-@pytest.mark.parametrize("note", [LONG, "x" * 300])
-def test_long_text_is_in_lines_that_the_figure_has_room_for(name, note):
-    """What is drawn is inside the picture: no letter is cut off at an edge."""
+@pytest.mark.parametrize(
+    "name, note", [("short", LONG), ("SOP+SC+SpecMaxExpF of a method whose name is long " * 3, "x" * 300)]
+)
+def test_long_text_is_wrapped_and_stays_inside_the_figure(name, note):
     given = two(name)
     data, figures = FigureData(given.title, given.panels, note), []
 
@@ -136,7 +136,7 @@ def test_long_text_is_in_lines_that_the_figure_has_room_for(name, note):
     assert " ".join(figure._supxlabel.get_text().split()) == plotting.plain(note) or "x" * 80 in note
 
 
-def test_a_line_like_another_has_its_colour_and_a_dash_of_its_own():
+def test_a_line_like_another_has_the_same_colour_and_another_dash():
     figure = Figure()
     draw(two(count=2, like="a", dash=1), figure)
     first, second = figure.axes[0].get_lines()[:2]
@@ -144,7 +144,7 @@ def test_a_line_like_another_has_its_colour_and_a_dash_of_its_own():
     assert (first.get_linestyle(), second.get_linestyle()) == ("-", "--")
 
 
-def test_sizes_that_were_measured_are_the_ticks():
+def test_measured_sizes_are_the_ticks():
     x = torch.tensor([64.0, 128.0, 2048.0], dtype=torch.float64)
     panel = Panel("", Axis("C", log=True), Axis("s"), (Line("a", x, x, measured=True),))
     figure = Figure()
@@ -163,20 +163,20 @@ def test_sizes_that_were_measured_are_the_ticks():
         ("beta-centering of betas, theta, SpecMaxExp-eta", "beta-centering of betas, theta, SpecMaxExp-eta"),
     ],
 )
-def test_letters_of_formulas(text, typed):
+def test_names_of_letters_are_typeset(text, typed):
     assert typeset(text) == typed
 
 
 @given(st.floats(1e-6, 1e3), st.floats(1.01, 1e6), st.integers(2, 50))
-def test_points_of_an_axis_rise_between_exact_ends(low, factor, points):
+def test_points_rise_between_exact_ends(low, factor, points):
     for found in (linear(low, low * factor, points), logarithmic(low, low * factor, points)):
         assert (found[0].item(), len(found)) == (pytest.approx(low, rel=1e-12), points)
         assert found[-1].item() == pytest.approx(low * factor, rel=1e-12)
         assert (found.diff() > 0).all()
 
 
-def test_lines_whose_columns_differ_are_refused():
-    with pytest.raises(ShapeError, match="The line a must have as many y as x"):
+def test_a_line_with_columns_of_different_length_is_refused():
+    with pytest.raises(ShapeError, match="line a"):
         Line("a", torch.zeros(3), torch.zeros(2))
-    with pytest.raises(ShapeError, match="The line a"):
+    with pytest.raises(ShapeError, match="line a"):
         Line("a", torch.zeros(3), torch.zeros(3), (torch.zeros(3), torch.zeros(1)))

@@ -1,68 +1,91 @@
-"""The decimal oracle against other oracles: mpmath, NumPy, and autograd in float64."""
+"""The oracle against independent computations: differences in 50 digits, NumPy, SciPy and mpmath."""
 
 from __future__ import annotations
 
 import math
 from decimal import Decimal
+from functools import partial
 
 import mpmath
 import numpy as np
 import pytest
-import torch
+import scipy.linalg
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from powerpool.bench import reference
 from powerpool.selfcheck import oracle
-from tests import oracles
-from tests.tolerances import tolerance
 
-CLOSE = tolerance(torch.float64)
-PAIRS = {
-    "gamma": (oracle.gamma(Decimal("0.5")), oracles.gamma(0.5)),
-    "gamma-3": (oracle.gamma(Decimal(3)), oracles.gamma(3)),
-    "maxexp": (oracle.maxexp(Decimal(20)), oracles.maxexp(20)),
-    "signed_maxexp": (oracle.signed_maxexp(Decimal(20)), oracles.signed_maxexp(20)),
-    "asinhe": (oracle.asinhe(Decimal(10)), oracles.asinhe(10.0)),
-    "sigme": (oracle.sigme(Decimal(50)), oracles.sigme(50.0)),
-    "sigme-raw": (oracle.sigme(Decimal(5), trace_normalize=False), oracles.sigme(5.0, False)),
-    "hdp": (oracle.hdp(Decimal("0.125")), oracles.hdp(0.125)),
-    "fahdp": (oracle.fahdp(Decimal("0.0625")), oracles.fahdp(0.0625, "ceil")),
-    "fahdp-long": (oracle.fahdp(Decimal("2.25")), oracles.fahdp(2.25, "ceil")),
-    "fahdp-identity": (oracle.fahdp(Decimal("0.3125"), rounded=False), oracles.fahdp(0.3125, "identity")),
+STEP = Decimal("1e-20")
+D = Decimal
+
+# Each curve with the formula of the paper, for mpmath.
+CURVES = {
+    "gamma": (partial(oracle.gamma, D("0.5")), mpmath.sqrt),
+    "gamma-3": (partial(oracle.gamma, D(3)), lambda p: p**3),
+    "maxexp": (partial(oracle.maxexp, D(20)), lambda p: 1 - (1 - p) ** 20),
+    "signed_maxexp": (
+        partial(oracle.signed_maxexp, D(20)),
+        lambda p: (1 - max(mpmath.mpf(0), -p)) ** 20 - (1 - max(mpmath.mpf(0), p)) ** 20,
+    ),
+    "asinhe": (partial(oracle.asinhe, D(10)), lambda p: mpmath.asinh(10 * p)),
+    "sigme": (partial(oracle.sigme, D(50)), lambda p: mpmath.tanh(25 * p)),
+    "sigme-raw": (partial(oracle.sigme, D(5), trace_normalize=False), lambda p: mpmath.tanh(p * 5 / 2)),
+    "hdp": (partial(oracle.hdp, D("0.125")), lambda p: mpmath.exp(-1 / (8 * p))),
+    "fahdp": (partial(oracle.fahdp, D("0.0625")), lambda p: mpmath.exp(-1 / mpmath.mpf(16)) * (1 - (1 - p) ** 10)),
+    "fahdp-late": (partial(oracle.fahdp, D("2.25")), lambda p: mpmath.exp(-mpmath.mpf(9) / 4) * p**2),
+    "fahdp-identity": (
+        partial(oracle.fahdp, D("0.3125"), rounded=False),
+        lambda p: mpmath.exp(-0.3125) * (1 - (1 - p) ** (0.5 + mpmath.sqrt(0.25 + _inner(0.3125) ** 2))),
+    ),
 }
+every_curve = pytest.mark.parametrize("name", CURVES)
 
 
-def _positive(size: int, seed: int = 0) -> np.ndarray:
+def _inner(t: float) -> mpmath.mpf:
+    return 1 / (t * (mpmath.e - 1)) - 1 / mpmath.e
+
+
+def scalar_of(name: str) -> oracle.Scalar:
+    with oracle.exactly():
+        return CURVES[name][0]()
+
+
+def positive(size: int, seed: int = 0) -> oracle.Matrix:
     factor = np.random.default_rng(seed).normal(size=(size, size + 2))
-    return factor @ factor.T / 4
+    return oracle.exact((factor @ factor.T / 4).tolist())
 
 
-def _general(size: int, seed: int = 9) -> np.ndarray:
-    return np.random.default_rng(seed).normal(size=(size, size))
+def general(rows: int, columns: int, seed: int = 9) -> oracle.Matrix:
+    return oracle.exact(np.random.default_rng(seed).normal(size=(rows, columns)).tolist())
 
 
-def _array(matrix: oracle.Matrix) -> torch.Tensor:
-    return torch.tensor(oracle.floats(matrix), dtype=torch.float64)
+def as_array(matrix: oracle.Matrix) -> np.ndarray:
+    return np.array(oracle.floats(matrix))
+
+
+def assert_is_gradient(answer_of, given: oracle.Matrix, upstream: oracle.Matrix, direction: oracle.Matrix) -> None:
+    """<gradient, D> is the derivative of <value, upstream> along D, by a difference in 50 digits."""
+    with oracle.exactly():
+        high, low = (answer_of(oracle.add(given, oracle.scaled(direction, sign * STEP))).value for sign in (1, -1))
+        change = oracle.scaled(oracle.add(high, oracle.scaled(low, D(-1))), 1 / (2 * STEP))
+        found, expected = oracle.inner(answer_of(given).gradient, direction), oracle.inner(upstream, change)
+    assert math.isclose(float(found), float(expected), rel_tol=1e-9, abs_tol=1e-12)
 
 
 @settings(max_examples=8)
 @given(st.integers(1, 8), st.integers(0, 2**20))
 def test_rotations_find_eigenvalues_and_vectors(size, seed):
-    matrix = _positive(size, seed)
-    found = oracle.spectrum(oracle.exact(matrix.tolist()))
-    expected = np.linalg.eigvalsh(matrix)
-    torch.testing.assert_close(
-        torch.tensor(sorted(map(float, found.eigenvalues)), dtype=torch.float64), torch.tensor(expected), **CLOSE
+    matrix = positive(size, seed)
+    found = oracle.spectrum(matrix)
+    np.testing.assert_allclose(
+        sorted(map(float, found.eigenvalues)), np.linalg.eigvalsh(as_array(matrix)), rtol=1e-10, atol=1e-12
     )
     with oracle.exactly():
-        vectors = found.vectors
-        unit = oracle.product(oracle.transpose(vectors), vectors)
-        off = oracle.add(unit, oracle.scaled(oracle.identity(size), Decimal(-1)))
-        assert oracle.norm(off) < Decimal("1e-40")
-        back = oracle._from_eigen(vectors, found.eigenvalues)
-        residual = oracle.add(back, oracle.scaled(found.matrix, Decimal(-1)))
-        assert oracle.norm(residual) < Decimal("1e-40") * oracle.norm(found.matrix)
+        unit = oracle.product(oracle.transpose(found.vectors), found.vectors)
+        assert oracle.norm(oracle.add(unit, oracle.scaled(oracle.identity(size), D(-1)))) < D("1e-40")
+        back = oracle.from_eigen(found.vectors, found.eigenvalues)
+        residual = oracle.add(back, oracle.scaled(matrix, D(-1)))
+        assert oracle.norm(residual) < D("1e-40") * oracle.norm(matrix)
 
 
 def test_a_null_space_is_exactly_null():
@@ -72,104 +95,86 @@ def test_a_null_space_is_exactly_null():
     assert oracle.spectrum(oracle.exact([[0.0, 0.0], [0.0, 0.0]])).eigenvalues == (0, 0)
 
 
-@pytest.mark.parametrize("name", PAIRS)
-@pytest.mark.parametrize("size", [1, 5])
-def test_values_and_gradients_are_those_of_mpmath(name, size):
-    scalar, other = PAIRS[name]
-    matrix, upstream = _positive(size), _general(size)
-    found = oracle.spectral(oracle.spectrum(oracle.exact(matrix.tolist())), oracle.exact(upstream.tolist()), scalar)
-    expected = oracles.spectral(matrix, other)
-    torch.testing.assert_close(_array(found.value), torch.from_numpy(expected), **CLOSE)
-    gradient = oracles.spectral_gradient(matrix, upstream, other)
-    torch.testing.assert_close(_array(found.gradient), torch.from_numpy(gradient), **tolerance(torch.float64, slack=10))
-    # No gradient exceeds the size that its error is measured by, but for the share that the trace takes back.
+@every_curve
+def test_formulas_are_those_of_the_paper(name):
+    scalar, formula = scalar_of(name), CURVES[name][1]
+    for p in (0.015625, 0.25, 0.875, -0.25)[: 4 if scalar.signed else 3]:
+        with oracle.exactly(), mpmath.workdps(40):
+            assert math.isclose(float(scalar.value(D(p))), float(formula(mpmath.mpf(p))), rel_tol=1e-13)
+            slope = (scalar.value(D(p) + STEP) - scalar.value(D(p) - STEP)) / (2 * STEP)
+            assert math.isclose(float(scalar.slope(D(p))), float(slope), rel_tol=1e-12)
+
+
+@every_curve
+@pytest.mark.parametrize("size", [1, 4])
+def test_spectral_values_and_gradients(name, size):
+    scalar, matrix, upstream = scalar_of(name), positive(size), general(size, size)
+    found = oracle.spectral(oracle.spectrum(matrix), upstream, scalar)
+    array = as_array(matrix)
+    divided = array / (np.trace(array) + 1e-6) if scalar.trace_normalize else array
+    eigenvalues, vectors = np.linalg.eigh(divided)
+    applied = [float(CURVES[name][1](mpmath.mpf(value))) for value in eigenvalues]
+    np.testing.assert_allclose(as_array(found.value), (vectors * applied) @ vectors.T, rtol=1e-10, atol=1e-12)
+    direction = oracle.symmetric(general(size, size, seed=3))
+    assert_is_gradient(lambda m: oracle.spectral(oracle.spectrum(m), upstream, scalar), matrix, upstream, direction)
+    # No gradient exceeds the size that its error is measured against, except for the share of the trace.
     assert oracle.norm(found.gradient) <= 2 * found.gradient_size
 
 
-@pytest.mark.parametrize("name", PAIRS)
-def test_slopes_are_those_of_differences(name):
-    scalar, other = PAIRS[name]
-    for p in (0.015625, 0.25, 0.875):
-        with oracle.exactly():
-            found = float(scalar.slope(Decimal(p)))
-        assert math.isclose(found, oracles.divided_difference(other, p, p), rel_tol=1e-12)
-        if other.signed:
-            with oracle.exactly():
-                assert scalar.value(Decimal(-p)) == -scalar.value(Decimal(p)) or "sigme" in name
-                assert abs(scalar.slope(Decimal(-p)) - scalar.slope(Decimal(p))) < Decimal("1e-40")
+@every_curve
+def test_elementwise_values_and_gradients(name):
+    scalar, upstream = scalar_of(name), general(3, 3)
+    matrix = oracle.moment(oracle.exact(np.random.default_rng(4).uniform(0.1, 1, size=(3, 4)).tolist()))
+    array = as_array(matrix)
+    points = array / (np.trace(array) + 1e-6) if scalar.trace_normalize else array
+    points = points + (1e-6 if scalar.adds_eps else 0)
+    expected = [[float(CURVES[name][1](mpmath.mpf(p))) for p in row] for row in points]
+    found = oracle.elementwise(matrix, upstream, scalar)
+    np.testing.assert_allclose(as_array(found.value), expected, rtol=1e-12)
+    assert_is_gradient(lambda m: oracle.elementwise(m, upstream, scalar), matrix, upstream, general(3, 3, seed=3))
 
 
-@pytest.mark.parametrize("iterations", [1, 5, 15])
-def test_newton_schulz_is_the_matrix_iteration(iterations):
-    features = torch.from_numpy(np.random.default_rng(3).normal(size=(1, 5, 8)))
-    upstream = torch.from_numpy(_general(5))[None]
-    right = reference.newton_schulz(features, upstream, iterations)
-    columns = oracle.exact(features[0].tolist())
-    found = oracle.square_root(oracle.spectrum(oracle.moment(columns)), oracle.exact(upstream[0].tolist()), iterations)
-    torch.testing.assert_close(_array(found.value), right.value[0], **tolerance(torch.float64, slack=100))
-    gradient = oracle.moment_gradient(columns, found.gradient)
-    torch.testing.assert_close(_array(gradient), right.gradient[0], **tolerance(torch.float64, slack=100))
+def test_gradients_of_features_pass_through_the_moment():
+    features, upstream, scalar = general(3, 5), general(3, 3, seed=1), scalar_of("maxexp")
+
+    def answer_of(x: oracle.Matrix) -> oracle.Answer:
+        return oracle.pool(x, oracle.spectrum(oracle.moment(x)), upstream, scalar)
+
+    assert_is_gradient(answer_of, features, upstream, general(3, 5, seed=2))
+    x = as_array(features)
+    np.testing.assert_allclose(as_array(oracle.moment(features)), x @ x.T / 5, rtol=1e-12)
 
 
-@pytest.mark.parametrize("name", ["gamma", "maxexp", "sigme", "hdp"])
-def test_entries_are_differentiated_through_the_trace(name):
-    scalar, _ = PAIRS[name]
-    formulas = {
-        "gamma": reference.gamma(0.5),
-        "maxexp": reference.maxexp(20),
-        "sigme": reference.sigme(50.0),
-        "hdp": reference.hdp(0.125),
-    }
-    features = torch.from_numpy(np.random.default_rng(4).uniform(0.1, 1, size=(1, 4, 6)))
-    upstream = torch.from_numpy(_general(4))[None]
-    right = reference.elementwise(features, upstream, formulas[name])
-    columns = oracle.exact(features[0].tolist())
-    found = oracle.elementwise(oracle.moment(columns), oracle.exact(upstream[0].tolist()), scalar)
-    torch.testing.assert_close(_array(found.value), right.value[0], **CLOSE)
-    gradient = oracle.moment_gradient(columns, found.gradient)
-    torch.testing.assert_close(_array(gradient), right.gradient[0], **tolerance(torch.float64, slack=100))
+def test_newton_schulz_tends_to_the_square_root():
+    matrix, upstream = positive(4), general(4, 4)
+    found = oracle.square_root(oracle.spectrum(matrix), upstream, 40)
+    np.testing.assert_allclose(as_array(found.value), scipy.linalg.sqrtm(as_array(matrix)).real, rtol=1e-9, atol=1e-10)
+    for iterations in (1, 5):
+        direction = oracle.symmetric(general(4, 4, seed=3))
+        compute = partial(oracle.square_root, upstream=upstream, iterations=iterations)
+        assert_is_gradient(lambda m, compute=compute: compute(oracle.spectrum(m)), matrix, upstream, direction)
+    zero = oracle.exact([[0.0, 0.0], [0.0, 0.0]])
+    assert oracle.square_root(oracle.spectrum(zero), zero, 5).value == zero
 
 
-def test_the_parameter_is_differentiated():
-    matrix, upstream = _positive(4), _general(4)
-    spectrum = oracle.spectrum(oracle.exact(matrix.tolist()))
-    found, size = oracle.parameter_slope(spectrum, oracle.exact(upstream.tolist()), oracle.maxexp, Decimal(20))
+def test_one_iteration_of_newton_schulz():
+    """Y_1 = P (3I - P)/2 with P = M / tr M, times the root of the trace."""
+    matrix = as_array(positive(4))
+    divided = matrix / np.trace(matrix)
+    expected = math.sqrt(np.trace(matrix)) * divided @ (3 * np.eye(4) - divided) / 2
+    found = oracle.square_root(oracle.spectrum(positive(4)), general(4, 4), 1)
+    np.testing.assert_allclose(as_array(found.value), expected, rtol=1e-11)
+
+
+def test_the_gradient_of_a_parameter():
+    matrix, upstream = positive(4), general(4, 4)
+    found, size = oracle.parameter_slope(oracle.spectrum(matrix), upstream, oracle.maxexp, D(20))
+    array, sent = as_array(matrix), as_array(upstream)
 
     def loss(eta: mpmath.mpf) -> mpmath.mpf:
-        scale = float(np.trace(matrix)) + 1e-6
-        values, vectors = mpmath.eigsy(mpmath.matrix((matrix / scale).tolist()))
+        values, vectors = mpmath.eigsy(mpmath.matrix((array / (float(np.trace(array)) + 1e-6)).tolist()))
         value = vectors * mpmath.diag([1 - (1 - v) ** eta for v in values]) * vectors.T
-        return sum(mpmath.mpf(upstream[i, j]) * value[i, j] for i in range(4) for j in range(4))
+        return sum(mpmath.mpf(sent[i, j]) * value[i, j] for i in range(4) for j in range(4))
 
     assert math.isclose(float(found), float(mpmath.diff(loss, 20)), rel_tol=1e-10)
     assert abs(found) <= size
-
-
-@pytest.mark.parametrize("beta", [0.0, 0.5, 1.0])
-def test_moments_are_centred_and_so_is_their_gradient(beta):
-    features = torch.from_numpy(_general(5)[:3]).requires_grad_()
-    upstream = torch.from_numpy(_general(3))
-    centred = features - beta * features.mean(-1, keepdim=True)
-    expected = centred @ centred.mT / 5
-    (gradient,) = torch.autograd.grad(expected, features, upstream)
-    columns, sent = oracle.exact(features.tolist()), oracle.exact(upstream.tolist())
-    torch.testing.assert_close(_array(oracle.moment(columns, Decimal(beta))), expected.detach(), **CLOSE)
-    found = oracle.moment_gradient(columns, sent, Decimal(beta))
-    torch.testing.assert_close(_array(found), gradient, **CLOSE)
-
-
-def test_vectors_have_the_dot_product_of_matrices():
-    a, b = (oracle.symmetric(oracle.exact(_general(4, seed).tolist())) for seed in (1, 2))
-    with oracle.exactly():
-        dot = sum(x * y for x, y in zip(oracle.vector(a), oracle.vector(b), strict=True))
-        assert abs(dot - oracle.inner(a, b)) < Decimal("1e-45")
-    assert oracle.vector(a)[:2] == (a[0][0], oracle.vector(a)[1])
-    assert len(oracle.vector(a)) == 10
-
-
-def test_coordinates_are_soft_assignments():
-    found = oracle.coordinates(2, 3, pivots=2, sigma=Decimal(1))
-    codes = [[math.exp(-((x - z) ** 2)) for x in (0, 0.5, 1)] for z in (-0.2, 1.2)]
-    rows = [[math.exp(-((y - z) ** 2)) for y in (0, 1)] for z in (-0.2, 1.2)]
-    expected = [code * 2 for code in codes] + [[one] * 3 + [two] * 3 for one, two in rows]
-    torch.testing.assert_close(_array(found), torch.tensor(expected, dtype=torch.float64), **CLOSE)

@@ -1,4 +1,4 @@
-"""docs/claims.md and docs/errata.md name functions and tests: each exists, and nothing is left out."""
+"""The functions and tests named in docs/claims.md and docs/errata.md exist, and none is missing there."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LABELS = [
     "maxexp_ode",
     "gamma_ode",
 ]
-"""Of the paper's propositions, theorems and remarks, in their order."""
+"""Labels of the propositions, theorems and remarks of the paper, in order."""
 
 
 def _rows(page: str) -> list[list[str]]:
@@ -44,7 +44,7 @@ def _code(cell: str) -> list[str]:
 
 @cache
 def _tests(path: str) -> set[str]:
-    """Names of the tests in a file, those of a class with the class before them."""
+    """Names of the tests in a file, with their classes."""
     tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
     found = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
     for node in tree.body:

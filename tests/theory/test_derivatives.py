@@ -11,13 +11,13 @@ from torch import Tensor
 import powerpool as pp
 from powerpool import theory
 from powerpool.errors import ArgumentError, ShapeError
-from tests.theory.grids import F64, covariance, some, symmetric
+from tests.theory.grids import F64, covariance, few_examples, symmetric
 
 CLOSE = {"rtol": 1e-9, "atol": 1e-10}
 
 
 def _autograd(matrix: Tensor, grad: Tensor, exponent: int, complement: bool) -> Tensor:
-    """Through the products, with the gradient's symmetric part: what a symmetric matrix can follow."""
+    """Autograd through the products; the symmetric part of the gradient."""
     leaf = matrix.clone().requires_grad_()
     identity = torch.eye(matrix.shape[-1], dtype=F64)
     power = torch.linalg.matrix_power(identity - leaf if complement else leaf, exponent)
@@ -25,7 +25,7 @@ def _autograd(matrix: Tensor, grad: Tensor, exponent: int, complement: bool) -> 
     return (found + found.mT) / 2
 
 
-@pytest.mark.parametrize("exponent", [1, 2, 3, 4, 5, 12, 13, 50])
+@pytest.mark.parametrize("exponent", [1, 2, 5, 12, 50])
 def test_linear_time_derivatives(exponent):
     """Eq. der_maxexp0 with a plus, der_maxexp, der_gamma: full sum, half sum, autograd, the library's backward."""
     matrix, grad = covariance(4), symmetric(4)
@@ -41,10 +41,10 @@ def test_linear_time_derivatives(exponent):
         torch.testing.assert_close(ours, expected, **CLOSE)
 
 
-@some
+@few_examples
 @given(st.integers(1, 6), st.integers(1, 20), st.integers(0, 2**16))
 def test_linear_time_derivatives_of_any_gradient(size, exponent, seed):
-    """A gradient that is not symmetric counts by its symmetric part; batches are their matrices."""
+    """Only the symmetric part of a gradient counts; batches are computed matrix by matrix."""
     generator = torch.Generator().manual_seed(seed)
     matrix = torch.stack([covariance(size, seed=seed), covariance(size, 1, seed)])
     grad = torch.randn(2, size, size, generator=generator, dtype=F64)
@@ -117,11 +117,11 @@ def test_eigenvalues_move_along_their_vectors():
 def test_bad_arguments():
     eye = torch.eye(2)
     for function, name in ((theory.maxexp_gradient, "eta"), (theory.gamma_gradient, "gamma")):
-        with pytest.raises(ArgumentError, match=f"{name} must be a whole number >= 1 .got 2.5"):
+        with pytest.raises(ArgumentError, match=rf"{name}.*2\.5"):
             function(eye, eye, 2.5)
-        with pytest.raises(ArgumentError, match=f"{name} must be a whole number >= 1 .got 0"):
+        with pytest.raises(ArgumentError, match=f"{name}.*0"):
             function(eye, eye, 0)
-        with pytest.raises(ShapeError, match="grad must have the shape of matrix"):
+        with pytest.raises(ShapeError, match="grad"):
             function(eye, torch.eye(3), 2)
-        with pytest.raises(ShapeError, match="matrix must be square"):
+        with pytest.raises(ShapeError, match="matrix"):
             function(torch.ones(2, 3), eye, 2)

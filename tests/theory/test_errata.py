@@ -1,4 +1,4 @@
-"""More places where the paper is wrong (docs/errata.md): every test computes both, and the printed one fails."""
+"""Errors in the printed paper (docs/errata.md): every test computes both versions, and the printed one fails."""
 
 from __future__ import annotations
 

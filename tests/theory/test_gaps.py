@@ -1,4 +1,4 @@
-"""App. F and P: the lines between HDP and its bounds, where they touch, and the gaps there."""
+"""App. F and P: the lines between HDP and its bounds, their touching points, and the gaps there."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from scipy import optimize
 import powerpool as pp
 from powerpool import theory
 from powerpool.errors import ArgumentError
-from tests.theory.grids import ETAS, F64, SHORT_TIMES, E, log_floats, some
+from tests.theory.grids import ETAS, F64, SHORT_TIMES, E, few_examples, log_floats
 
 
 def _maxexp(y: torch.Tensor, t: float, eta: float) -> torch.Tensor:
@@ -58,10 +58,10 @@ def test_maxexp_is_lowered_onto_the_line(eta):
         assert float(mpmath.diff(maxexp, exact_touch)) == pytest.approx(1 / E - 1, rel=1e-12)
 
 
-@some
+@few_examples
 @given(log_floats(1.0, 1e6), st.floats(1e-6, 0.5))
 def test_no_earlier_time_keeps_maxexp_above_the_line(eta, share):
-    """Tight: at the touching point a smaller t puts MaxExp, in y = t/lambda, below the line."""
+    """At the touching point MaxExp with a smaller t is below the line."""
     touch = theory.y_of_eta(eta)
     lower = _maxexp(torch.tensor(touch, dtype=F64), theory.t_of_eta(eta) * (1 - share), eta)
     assert lower.item() < theory.auxiliary_line(touch)
@@ -90,7 +90,7 @@ def test_eps1_and_eps2_are_the_gaps_where_the_line_touches(eta):
     torch.testing.assert_close(ours, torch.tensor(gaps, dtype=F64), rtol=1e-9, atol=0)
 
 
-@some
+@few_examples
 @given(log_floats(1.0, 1e6))
 def test_eps1_is_at_most_eps2(eta):
     assert 0 < theory.eps1(eta) <= theory.eps2(eta) < 0.0734
@@ -109,7 +109,7 @@ def _fahdp(y: torch.Tensor, t: float) -> torch.Tensor:
     return pp.FAHDP(t, "identity").value((t / y).clamp(max=1.0))
 
 
-@some
+@few_examples
 @given(log_floats(1e-6, 1e6))
 def test_the_scaled_maxexp_touches_the_line(excess):
     """Eq. touch_maxexp_scaled2: (1 - (e-1)t/e)(1 - (1-t/y)^eta) meets the line at y0 = t, touches it at y1 = t eta."""
@@ -199,12 +199,12 @@ def test_fahdp_is_above_hdp_at_all_times(rounding):
         points = torch.cat([torch.linspace(0, 1, 2001, dtype=F64), torch.logspace(-10, 0, 500, dtype=F64)])
         gap = pp.FAHDP(t, rounding).value(points) - pp.HDP(t).value(points)
         assert gap.min() >= -2e-16, t
-        assert abs(gap[2000].item()) <= 1e-16
+        assert abs(gap[2000].item()) <= 2e-16
 
 
 @pytest.mark.parametrize("t", [1.0, 1.5, 4.0, 30.0])
 def test_scaled_gamma_touches_hdp_at_one(t):
-    """Eq. touch_gamma_scaled1: gamma-bar = t solves it exactly, at lambda = 1; no approximation of log is needed."""
+    """Eq. touch_gamma_scaled1: gamma-bar = t is an exact solution, at lambda = 1."""
     one = torch.ones((), dtype=F64)
     scaled = torch.exp(-torch.tensor(t, dtype=F64))
     torch.testing.assert_close(scaled * pp.Gamma(t).value(one), pp.HDP(t).value(one), rtol=1e-14, atol=0)
@@ -213,21 +213,18 @@ def test_scaled_gamma_touches_hdp_at_one(t):
 
 def test_without_scipy_the_error_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "scipy.special", None)
-    with pytest.raises(ModuleNotFoundError, match=r"Lambert's W needs scipy.*powerpool\[figures\]"):
+    with pytest.raises(ModuleNotFoundError, match=r"scipy.*powerpool\[figures\]"):
         theory.touching_points(0.1)
     assert theory.eps3(0.1) > 0  # needs no W
 
 
-@pytest.mark.parametrize("function", [theory.eps1, theory.eps2])
-def test_gaps_need_eta_of_at_least_one(function):
-    with pytest.raises(ArgumentError, match=r"eta must be finite and >= 1 \(got 0.5\)"):
-        function(0.5)
-
-
-@pytest.mark.parametrize("function", [theory.fahdp_line, theory.touching_points, theory.eps3, theory.eps4])
-@pytest.mark.parametrize("t", [0.0, 1.0, -1.0, float("nan")])
-def test_lines_of_fahdp_need_short_times(function, t):
-    with pytest.raises(ArgumentError, match=r"t must be finite and in \(0, 1\)"):
-        function(t)
-    with pytest.raises(ValueError, match="Unknown touch 'y': choose one of 'eta_bar', 'eta_tilde'"):
-        function(0.5, "y")
+def test_bad_arguments():
+    for function in (theory.eps1, theory.eps2):
+        with pytest.raises(ArgumentError, match=r"eta.* 1 .*0\.5"):
+            function(0.5)
+    for function in (theory.fahdp_line, theory.touching_points, theory.eps3, theory.eps4):
+        for t in (0.0, 1.0, float("nan")):
+            with pytest.raises(ArgumentError, match=r"t must .*\(0, 1\)"):
+                function(t)
+        with pytest.raises(ValueError, match=r"'y'.*'eta_bar', 'eta_tilde'"):
+            function(0.5, "y")

@@ -1,4 +1,4 @@
-"""Sec. 4.3: the graph behind a covariance, and power normalization as heat that flows on it."""
+"""Sec. 4.3: the graph of a covariance, and power normalization as heat flow on it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from scipy import integrate, linalg
 import powerpool as pp
 from powerpool import theory
 from powerpool.errors import ArgumentError, NotPositiveError, NotSymmetricError, ShapeError
-from tests.theory.grids import ETAS, F64, E, covariance, log_floats, some, unit_points
+from tests.theory.grids import ETAS, F64, E, covariance, few_examples, log_floats, unit_points
 
 CLOSE = {"rtol": 1e-9, "atol": 1e-11}
 sizes = st.integers(1, 6)
@@ -24,7 +24,7 @@ seeds = st.integers(0, 2**16)
 # Theorem heatdiff: the graph.
 
 
-@some
+@few_examples
 @given(sizes, st.integers(1, 6), seeds)
 def test_the_precision_matrix_is_a_loopy_laplacian(size, rank, seed):
     matrix = covariance(size, rank, seed)
@@ -49,7 +49,7 @@ def test_features_without_partial_correlation_share_no_edge():
     torch.testing.assert_close(weights, torch.tensor([[0.0, 1, 0], [1, 0, 1], [0, 1, 0]], dtype=F64), **CLOSE)
 
 
-@some
+@few_examples
 @given(st.integers(2, 6), seeds, log_floats(1e-8, 1.0))
 def test_hdp_on_the_graph_is_the_spectral_curve_on_the_range(size, seed, t):
     for rank in (1, size - 1, 3 * size):
@@ -71,7 +71,7 @@ def test_heat_kernel_solves_the_heat_equation():
 
 
 def test_maxexp_and_gamma_are_close_to_hdp():
-    """Theorem heatdiff: for every eta > 1 some HDP is near, from below; measured, as the theorem gives no number."""
+    """Theorem heatdiff: HDP is near, from below. The bounds are measured; the theorem gives no numbers."""
     for eta in ETAS.tolist():
         t = theory.t_of_eta(eta)
         assert 0 < t < 1
@@ -93,7 +93,7 @@ def test_limits_are_the_identity_on_the_range(rank):
     for curve in (pp.HDP(1e-10), pp.MaxExp(10**8), pp.Gamma(1e-9)):
         result = pp.spectral(matrix, curve, "eigen", eps=0.0)
         if not isinstance(curve, pp.MaxExp) and rank is not None:
-            result = projection @ result @ projection  # round-off of 1e-17 is no null space for so steep a curve
+            result = projection @ result @ projection  # so steep a curve amplifies round-off in the null space
         torch.testing.assert_close(result, projection, rtol=0, atol=1e-6)
     for flow in (theory.graph_hdp(matrix, 1e-10), theory.maxexp_flow(matrix, 1e-9), theory.gamma_flow(matrix, 1e-9)):
         torch.testing.assert_close(flow, projection, rtol=0, atol=1e-6)
@@ -105,9 +105,9 @@ def test_limits_are_the_identity_on_the_range(rank):
 @pytest.mark.parametrize("rank", [None, 2])
 @pytest.mark.parametrize("start, end", [(0.2, 0.6), (0.3, 0.05), (0.5, 3.0)])
 def test_maxexp_solves_its_heat_equation(start, end, rank):
-    """Eq. heat_maxexp, integrated forwards and backwards in time from one state to the other.
+    """Eq. heat_maxexp, integrated forwards and backwards in time between two states.
 
-    Forwards from a very early time no integrator can: what tells the states apart is 1 - V, and is round-off there.
+    Not from very early times, where 1 - V is of the size of round-off.
     """
     matrix = covariance(3, rank)
 
@@ -137,7 +137,7 @@ def test_gamma_solves_its_heat_equation(start, end, rank):
     torch.testing.assert_close(found, theory.gamma_flow(matrix, end), rtol=1e-5, atol=1e-7)
 
 
-@some
+@few_examples
 @given(sizes, seeds, log_floats(1e-8, 3.0))
 def test_rates_are_the_derivatives_of_the_flows(size, seed, t):
     matrix, step = covariance(size, seed=seed), 1e-5 * t
@@ -150,7 +150,7 @@ def test_rates_are_the_derivatives_of_the_flows(size, seed, t):
     torch.testing.assert_close(found / scale, gamma / scale, rtol=1e-5, atol=1e-7)
 
 
-@some
+@few_examples
 @given(st.integers(2, 6), seeds, log_floats(1e-3, 2.0))
 def test_flows_are_the_spectral_curves(size, seed, t):
     matrix = covariance(size, seed=seed)
@@ -201,19 +201,19 @@ def test_batches_are_their_matrices():
 
 def test_bad_arguments():
     eye = torch.eye(2, dtype=F64)
-    with pytest.raises(ArgumentError, match="t must be finite and > 0"):
+    with pytest.raises(ArgumentError, match="t must"):
         theory.graph_hdp(eye, 0.0)
-    with pytest.raises(NotPositiveError, match="matrix must have no negative eigenvalue"):
+    with pytest.raises(NotPositiveError, match="negative eigenvalue"):
         theory.loopy_graph(-eye)
     with pytest.raises(NotSymmetricError, match="symmetric"):
         theory.gamma_flow(torch.tensor([[1.0, 1.0], [0.0, 1.0]]), 0.1)
-    with pytest.raises(ArgumentError, match=r"matrix must have eigenvalues up to 1 .* Divide it by its trace"):
+    with pytest.raises(ArgumentError, match="eigenvalues"):
         theory.maxexp_flow(2 * eye, 0.1)
-    with pytest.raises(ArgumentError, match="tolerance must be in"):
+    with pytest.raises(ArgumentError, match="tolerance"):
         theory.loopy_graph(eye, tolerance=1.0)
     for call in (
         lambda: theory.maxexp_flow_rate(torch.eye(3), eye / 2, 0.1),
         lambda: theory.gamma_flow_rate(torch.eye(3), eye / 2),
     ):
-        with pytest.raises(ShapeError, match="state must have the size of matrix"):
+        with pytest.raises(ShapeError, match="state"):
             call()

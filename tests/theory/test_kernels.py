@@ -1,4 +1,4 @@
-"""Prop. 1 and App. L: dot products of features as kernels."""
+"""Prop. 1 and App. L: kernels as dot products of features."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from scipy import integrate
 import powerpool as pp
 from powerpool import theory
 from powerpool.errors import ArgumentError, ShapeError
-from tests.theory.grids import F64, log_floats, some
+from tests.theory.grids import F64, few_examples, log_floats
 
 
-@some
+@few_examples
 @given(st.integers(1, 6), st.integers(1, 7), st.integers(1, 7), st.integers(0, 2**16))
 def test_autocorrelations_linearise_the_polynomial_kernel(channels, first, second, seed):
     """Prop. linearize, Eq. hok1: by a double loop."""
@@ -47,7 +47,7 @@ def test_the_rbf_kernel_is_an_integral(x, y, sigma):
 
 @pytest.mark.parametrize("pivots", [3, 5, 10])
 def test_the_riemann_sum_is_that_of_the_spatial_coordinates(pivots):
-    """With the library's own features: c <varphi(x), varphi(y)>."""
+    """With the features of the library: c <varphi(x), varphi(y)>."""
     sigma, places = 0.3, torch.linspace(0, 1, 6, dtype=F64)
     codes = pp.spatial_coordinates(1, 6, pivots=pivots, sigma=sigma, dtype=F64)[:pivots]
     constant = math.sqrt(2 / math.pi) / sigma * 1.4 / (pivots - 1)
@@ -55,15 +55,15 @@ def test_the_riemann_sum_is_that_of_the_spatial_coordinates(pivots):
     torch.testing.assert_close(found, constant * codes.mT @ codes, rtol=1e-12, atol=1e-15)
 
 
-@some
+@few_examples
 @given(st.floats(0, 1), st.floats(0, 1), log_floats(0.02, 2.0), st.integers(2, 40))
 def test_the_error_of_the_riemann_sum_is_bounded(x, y, sigma, pivots):
     error = abs(theory.rbf_riemann_sum(x, y, sigma, pivots) - theory.rbf_kernel(x, y, sigma))
     assert error <= theory.rbf_riemann_bound(x, y, sigma, pivots) * (1 + 1e-9) + 1e-14
 
 
-def test_the_bound_is_not_idle():
-    """It is within a factor of two of the error, both for few pivots and for a wide kernel that leaves [-0.2, 1.2]."""
+def test_the_bound_is_within_a_factor_of_two():
+    """Both for few pivots and for a wide kernel that extends beyond [-0.2, 1.2]."""
     for sigma, pivots in ((0.3, 5), (1.0, 40)):
         error = abs(theory.rbf_riemann_sum(0.4, 0.6, sigma, pivots) - theory.rbf_kernel(0.4, 0.6, sigma))
         assert error > theory.rbf_riemann_bound(0.4, 0.6, sigma, pivots) / 2
@@ -80,14 +80,14 @@ def test_pivots_beyond_the_unit_interval_are_needed():
 
 
 def test_bad_arguments():
-    with pytest.raises(ShapeError, match="a and b must have the same channels"):
+    with pytest.raises(ShapeError, match="channels"):
         theory.moment_kernel(torch.ones(2, 3), torch.ones(3, 3))
-    with pytest.raises(ArgumentError, match="pivots must be a whole number >= 2"):
+    with pytest.raises(ArgumentError, match="pivots"):
         theory.rbf_riemann_sum(0.0, 0.0, 0.5, 1)
     for function in (theory.rbf_riemann_sum, theory.rbf_riemann_bound):
-        with pytest.raises(ArgumentError, match="sigma must be finite and > 0"):
+        with pytest.raises(ArgumentError, match="sigma"):
             function(0.0, 0.0, 0.0, 5)
-    with pytest.raises(ArgumentError, match="sigma must be finite and > 0"):
+    with pytest.raises(ArgumentError, match="sigma"):
         theory.rbf_kernel(0.0, 0.0, -1.0)
-    with pytest.raises(ArgumentError, match=r"y must be in \[0, 1\]"):
+    with pytest.raises(ArgumentError, match="y must"):
         theory.rbf_riemann_bound(0.0, 1.5, 0.5, 5)

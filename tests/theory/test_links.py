@@ -1,4 +1,4 @@
-"""The links between curves: their formulas in 50 digits, and that what they promise to bound is bounded."""
+"""The links between curves: their formulas in 50 digits, and the bounds that they promise."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mpmath import mpf
 
 import powerpool as pp
 from powerpool import theory
-from tests.theory.grids import ETAS, F64, SHORT_TIMES, TIMES, E, log_floats, some, unit_points
+from tests.theory.grids import ETAS, F64, SHORT_TIMES, TIMES, E, few_examples, log_floats, unit_points
 
 
 @pytest.fixture(autouse=True)
@@ -98,14 +98,13 @@ def test_maxexp_is_above_hdp(eta):
     assert gap[0] == 0  # they meet at lambda = 0
 
 
-@some
+@few_examples
 @given(log_floats(1.0, 1e6))
 def test_maxexp_is_above_hdp_for_any_eta(eta):
     assert _maxexp_over_hdp(eta).min() >= 0
 
 
 def test_maxexp_is_not_above_hdp_below_eta_one():
-    """The theorem asks for eta > 1 for a reason."""
     eta = 0.5
     points = unit_points(0.3)
     maxexp = -torch.expm1(eta * torch.log1p(-points))
@@ -114,7 +113,7 @@ def test_maxexp_is_not_above_hdp_below_eta_one():
 
 @pytest.mark.parametrize("eta", ETAS.tolist())
 def test_eta_of_t_is_nearly_the_inverse_and_never_below_it(eta):
-    """Stirling's formula errs by 1/(12 eta^2), relative, and upwards: the bound holds with it too."""
+    """The relative error of Stirling's formula is at most 1/(12 eta^2), and positive: the bound holds with it too."""
     found = theory.eta_of_t(theory.t_of_eta(eta))
     assert found / eta - 1 >= -1e-12
     assert found / eta - 1 <= 1 / (12 * eta**2) + 1e-12
@@ -161,10 +160,10 @@ def test_gamma_is_above_hdp_and_touches_it(t):
         torch.testing.assert_close(curves[0].derivative(touch), curves[1].derivative(touch), rtol=1e-12, atol=0)
 
 
-@some
+@few_examples
 @given(log_floats(1e-8, 1e3), log_floats(1e-6, 1e3))
 def test_no_smaller_time_and_no_larger_gamma_bounds(t, scale):
-    """The touching is sharp: a little more gamma, and Gamma is below HDP at 1/e."""
+    """For any larger gamma, Gamma is below HDP at 1/e."""
     gamma = theory.gamma_of_t(t) * (1 + scale)
     at_touch = gamma * math.log(1 / E) + t * E  # log Gamma - log HDP
     assert at_touch < 0

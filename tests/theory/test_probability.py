@@ -1,4 +1,4 @@
-"""What the curves mean in probabilities: by enumeration, in fractions, and by exact sums."""
+"""Curves as probabilities: by enumeration, with fractions, and by exact sums."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from scipy import stats
 import powerpool as pp
 from powerpool import theory
 from powerpool.errors import ArgumentError
-from tests.theory.grids import F64, some
+from tests.theory.grids import F64, few_examples
 
 probabilities = st.floats(0.0, 1.0)
 
@@ -25,7 +25,7 @@ probabilities = st.floats(0.0, 1.0)
 @pytest.mark.parametrize("trials", [1, 2, 7])
 @pytest.mark.parametrize("p", [Fraction(0), Fraction(1, 7), Fraction(1, 2), Fraction(1)])
 def test_at_least_one_by_enumeration(p, trials):
-    """Prop. maxexp: the probabilities of all vectors of {0, 1}^N with a one, in fractions."""
+    """Prop. maxexp: the sum of the probabilities of all vectors of {0, 1}^N with a one, with fractions."""
     total = sum(
         math.prod((p if event else 1 - p) for event in events)
         for events in itertools.product((0, 1), repeat=trials)
@@ -42,7 +42,7 @@ def test_at_least_one_is_maxexp():
         )
 
 
-@some
+@few_examples
 @given(probabilities, probabilities, probabilities, st.integers(1, 30))
 def test_co_occurrences_follow_the_same_law(p, x, y, trials):
     """Theorem cooc, Eq. my_maxexppr2: whatever the probabilities q and s of single occurrences are."""
@@ -63,7 +63,7 @@ def test_co_occurrences_by_enumeration():
     assert theory.at_least_one_sum(float(p), float(q), float(s), 3) == pytest.approx(float(total), rel=1e-13)
 
 
-@some
+@few_examples
 @given(probabilities, probabilities, st.integers(1, 60))
 def test_the_difference_of_two_detections(p, x, trials):
     """Prop. cooc_anti, Eq. my_maxexppr22."""
@@ -73,7 +73,7 @@ def test_the_difference_of_two_detections(p, x, trials):
     assert theory.signed_difference(q, p, trials) == -theory.signed_difference(p, q, trials)
 
 
-@some
+@few_examples
 @given(st.floats(-1, 1), st.integers(1, 10**6))
 def test_signed_maxexp_is_that_difference(mean, trials):
     """p = max(0, p*), q = max(0, -p*)."""
@@ -81,7 +81,7 @@ def test_signed_maxexp_is_that_difference(mean, trials):
     assert found == pytest.approx(theory.signed_difference(max(0.0, mean), max(0.0, -mean), trials), rel=1e-12)
 
 
-@some
+@few_examples
 @given(st.floats(-50, 50), st.floats(0.05, 20))
 def test_sigme_is_the_difference_of_posteriors(x, sigma):
     """Theorem sigmoids, with the Gaussians themselves in 60 digits."""
@@ -95,11 +95,11 @@ def test_sigme_is_the_difference_of_posteriors(x, sigma):
     assert sigme == pytest.approx(expected[1] - expected[0], rel=1e-11, abs=1e-15)
 
 
-def test_nothing_can_be_said_of_zero():
+def test_posteriors_of_zero_are_equal():
     assert theory.mixture_posterior(0.0, 0.7) == (0.5, 0.5)
 
 
-@some
+@few_examples
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=40))
 def test_maxexp_of_the_mean_is_a_lower_bound(values):
     """Eq. adj1, by the inequality of the arithmetic and the geometric mean."""
@@ -118,7 +118,7 @@ def test_the_bound_is_met_by_equal_confidences_and_only_by_them():
     assert theory.likelihood_of_any(uneven) > theory.maxexp_of_mean(uneven) + 1e-3
 
 
-@some
+@few_examples
 @given(st.floats(1e-9, 1e-3), st.floats(0.2, 5.0), st.integers(1, 500))
 def test_exponent_and_scale_can_be_tied(x, alpha, trials):
     """Below Eq. adj1: (1 - alpha x)^N is (1 - x)^(alpha N) up to N alpha x^2, by log(1 - x) = -x."""
@@ -127,7 +127,7 @@ def test_exponent_and_scale_can_be_tied(x, alpha, trials):
     assert abs(untied - tied) <= trials * alpha * abs(alpha - 1) * x**2 / (1 - 5e-3) + 1e-15
 
 
-@some
+@few_examples
 @given(st.integers(1, 12), st.integers(1, 12), st.integers(0, 2**16))
 def test_the_trace_is_above_every_entry(channels, locations, seed):
     """Below Eq. my_maxexp4: so M/(tr + eps) is in the domain of MaxExp."""
@@ -155,7 +155,7 @@ def test_kappa_counts_configurations(shots, locations):
     assert theory.kappa(shots, locations) == pytest.approx(counted / detected)
 
 
-@some
+@few_examples
 @given(st.integers(0, 10**6), st.integers(1, 10**6))
 def test_kappa_grows_with_images_and_shots(shots, locations):
     here = theory.kappa(shots, locations)
@@ -174,7 +174,7 @@ def test_kappa_prime_is_the_ratio_of_variances(shots, p):
     assert detections / counts == pytest.approx(theory.kappa_prime(locations))
 
 
-@some
+@few_examples
 @given(st.floats(1e-9, 1 - 1e-9), st.integers(1, 10**4))
 def test_detections_vary_less_than_counts(p, locations):
     found = theory.detection_variance_ratio(p, locations)
@@ -185,27 +185,23 @@ def test_detections_vary_less_than_counts(p, locations):
     assert found == pytest.approx(float(expected), rel=1e-9, abs=1e-300)
 
 
-BAD = {
-    "probability": (lambda: theory.at_least_one(1.5, 3), r"p must be finite and in \[0, 1\] \(got 1.5\)"),
-    "trials": (lambda: theory.at_least_one(0.5, 0), "trials must be finite and > 0"),
-    "fraction of a trial": (lambda: theory.at_least_one_sum(0.1, 0.1, 0.1, 2.5), "trials must be a whole number >= 1"),
-    "too many": (lambda: theory.signed_difference_sum(0.1, 0.1, 201), "and <= 200 .got 201.. The closed form"),
-    "more than certain": (lambda: theory.at_least_one_sum(0.5, 0.4, 0.2, 2), "1 - p - q - s must be finite and >= 0"),
-    "signed": (lambda: theory.signed_difference(0.6, 0.5, 2), "1 - p - q must be finite and >= 0"),
-    "width": (lambda: theory.mixture_posterior(0.0, 0.0), "sigma must be finite and > 0"),
-    "value": (lambda: theory.mixture_posterior(float("nan"), 1.0), "x must be finite"),
-    "confidence": (
-        lambda: theory.likelihood_of_any(torch.tensor([1.5])),
-        r"confidences must be finite and in \[0, 1\]",
-    ),
-    "shots": (lambda: theory.kappa(-1, 3), "shots must be finite and >= 0"),
-    "locations": (lambda: theory.kappa_prime(0), "locations must be finite and >= 1"),
-    "certain": (lambda: theory.detection_variance_ratio(1.0, 3), r"p must be finite and in \(0, 1\)"),
-}
-
-
-@pytest.mark.parametrize("name", BAD)
-def test_bad_arguments(name):
-    call, message = BAD[name]
-    with pytest.raises(ArgumentError, match=message):
+@pytest.mark.parametrize(
+    "call, name",
+    [
+        (lambda: theory.at_least_one(1.5, 3), r"p must.*1\.5"),
+        (lambda: theory.at_least_one(0.5, 0), "trials"),
+        (lambda: theory.at_least_one_sum(0.1, 0.1, 0.1, 2.5), r"trials.*2\.5"),
+        (lambda: theory.signed_difference_sum(0.1, 0.1, 201), "200.*201"),
+        (lambda: theory.at_least_one_sum(0.5, 0.4, 0.2, 2), "1 - p - q - s"),
+        (lambda: theory.signed_difference(0.6, 0.5, 2), "1 - p - q"),
+        (lambda: theory.mixture_posterior(0.0, 0.0), "sigma"),
+        (lambda: theory.mixture_posterior(float("nan"), 1.0), "x must"),
+        (lambda: theory.likelihood_of_any(torch.tensor([1.5])), "confidences"),
+        (lambda: theory.kappa(-1, 3), "shots"),
+        (lambda: theory.kappa_prime(0), "locations"),
+        (lambda: theory.detection_variance_ratio(1.0, 3), "p must"),
+    ],
+)
+def test_bad_arguments(call, name):
+    with pytest.raises(ArgumentError, match=name):
         call()

@@ -1,4 +1,4 @@
-"""Remark maxexp_sigmoid and App. K: SigmE and MaxExp meet, and are one curve in the limit."""
+"""Remark maxexp_sigmoid and App. K: SigmE and MaxExp meet, and agree in the limit."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from scipy import integrate
 import powerpool as pp
 from powerpool import theory
 from powerpool.errors import ArgumentError
-from tests.theory.grids import ETAS, F64, log_floats, some
+from tests.theory.grids import ETAS, F64, few_examples, log_floats
 
 
-@some
+@few_examples
 @given(log_floats(0.3, 1e6))
 def test_sigme_meets_maxexp_where_it_bends_most(eta):
     slope = theory.eta_prime_of_eta(eta)
@@ -60,7 +60,7 @@ def _difference(p: torch.Tensor, eta: float) -> torch.Tensor:
 
 @pytest.mark.parametrize("eta, share", [(5.0, 0.45), (20.0, 0.97), (100.0, 0.97), (1e4, 0.97), (1e6, 0.97)])
 def test_the_difference_at_the_error_point_stands_for_the_largest(eta, share):
-    """For eta >= 20 within 3 %; at eta = 5 it is half of it: an approximate measure, as App. K says."""
+    """Within 3 % for eta >= 20, only half of it at eta = 5: an approximate measure."""
     slope = theory.eta_prime_of_eta(eta)
     p = torch.cat([torch.logspace(-9, 0, 20001, dtype=F64), torch.linspace(0, 1, 2001, dtype=F64)])
     largest = _difference(p, eta).abs().max().item()
@@ -86,7 +86,7 @@ PAIRS = [
 
 @pytest.mark.parametrize("slope, eta", PAIRS)
 def test_distance_is_the_integral(slope, eta):
-    """By adaptive quadrature, for tied and untied parameters: no, one and two crossings inside (0, 1)."""
+    """By adaptive quadrature, for parameters with no, one and two crossings inside (0, 1)."""
 
     def gap(p: float) -> float:
         return abs(math.tanh(slope * p / 2) + (math.expm1(eta * math.log1p(-p)) if p < 1 else -1.0))
@@ -100,10 +100,9 @@ def test_distance_is_the_integral(slope, eta):
     assert theory.sigme_maxexp_distance(slope, eta) == pytest.approx(total, rel=1e-7)
 
 
-@some
+@few_examples
 @given(log_floats(0.01, 1e6), log_floats(0.01, 1e6))
-def test_distance_is_bounded_by_what_vanishes(slope, eta):
-    """So the limit is 0 however the parameters grow."""
+def test_distance_is_below_a_bound_that_vanishes(slope, eta):
     found = theory.sigme_maxexp_distance(slope, eta)
     assert 0 <= found <= 2 * math.log(2) / slope + 1 / (eta + 1)
 
@@ -113,24 +112,21 @@ def test_distance_vanishes_in_the_limit():
     assert tied[-1] < 2e-7
     large = tied[ETAS >= 10]
     assert (large.diff() < 0).all()
-    # At the rate 1/eta: tied parameters keep one shape, which is squeezed.
-    assert (tied * ETAS)[-1].item() == pytest.approx((tied * ETAS)[-5].item(), rel=1e-3)
+    # At the rate 1/eta: with tied parameters the difference keeps its shape and is compressed.
+    assert (tied * ETAS)[-1].item() == pytest.approx((tied * ETAS)[-2].item(), rel=1e-3)
 
 
-@some
+@few_examples
 @given(log_floats(3.0, 1e6))
 def test_tied_parameters_are_closer_than_equal_ones(eta):
-    """The parametrization has a low error: lower than eta' = eta, and than equal slopes at 0."""
+    """Tied parameters are better than eta' = eta, and than equal slopes at 0."""
     tied = theory.sigme_maxexp_distance(theory.eta_prime_of_eta(eta), eta)
     assert tied < theory.sigme_maxexp_distance(eta, eta)
     assert tied < theory.sigme_maxexp_distance(2 * eta, eta)
 
 
 def test_bad_arguments():
-    with pytest.raises(ArgumentError, match=r"eta_prime must be finite and > log\(sqrt\(3\) \+ 2\) = 1.316958"):
+    with pytest.raises(ArgumentError, match=r"eta_prime.*1\.316958"):
         theory.eta_of_eta_prime(1.3)
-    for call in (lambda: theory.alignment_point(0.0), lambda: theory.error_point(-1.0)):
-        with pytest.raises(ArgumentError, match="eta_prime must be finite and > 0"):
-            call()
-    with pytest.raises(ArgumentError, match="eta must be finite and > 0"):
+    with pytest.raises(ArgumentError, match="eta must"):
         theory.sigme_maxexp_distance(1.0, float("inf"))

@@ -12,7 +12,7 @@ from scipy import linalg, stats
 import powerpool as pp
 from powerpool import theory
 from powerpool.errors import ArgumentError
-from tests.theory.grids import F64, covariance, some
+from tests.theory.grids import F64, covariance, few_examples
 
 IDENTITY = np.eye(4)
 CLOSED_FORMS = {
@@ -34,7 +34,7 @@ def test_closed_forms_of_matrices(name):
     torch.testing.assert_close(found, torch.from_numpy(np.real(closed(matrix.numpy()))), rtol=1e-9, atol=1e-10)
 
 
-@some
+@few_examples
 @given(st.integers(2, 20), st.integers(0, 2**16))
 def test_leading_variance_is_the_variance(count, seed):
     values = torch.rand(3, count, generator=torch.Generator().manual_seed(seed), dtype=F64)
@@ -77,9 +77,9 @@ def test_push_forward_of_a_beta_spectrum(curve):
 def test_bad_arguments():
     values = torch.rand(4)
     for leading in (0, 5, 1.5):
-        with pytest.raises(ArgumentError, match="leading must be a whole number >= 1 and <= 4"):
+        with pytest.raises(ArgumentError, match="leading"):
             theory.leading_variance(values, pp.MaxExp(2), leading)
-    with pytest.raises(ArgumentError, match="eigenvalues must have shape"):
+    with pytest.raises(ArgumentError, match="eigenvalues"):
         theory.leading_variance(torch.tensor(1.0), pp.MaxExp(2), 1)
-    with pytest.raises(TypeError, match="points must have a floating-point dtype"):
+    with pytest.raises(TypeError, match="points"):
         theory.push_forward(torch.tensor([1]), torch.ones(1), pp.MaxExp(2))

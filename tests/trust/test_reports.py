@@ -16,11 +16,10 @@ from markdown_it import MarkdownIt
 from rich.console import Console
 
 from powerpool.bench import compare, publish
-from powerpool.bench import report as bench_report
-from powerpool.bench.case import Skipped
+from powerpool.bench import tables as bench_tables
 from powerpool.bench.compare import CompareOptions
 from powerpool.bench.publish import PublishOptions
-from powerpool.bench.record import BenchRecord
+from powerpool.bench.record import BenchRecord, Fit, Outcome, Selection, Skipped
 from powerpool.errors import RecordError
 from powerpool.report.document import Bold, Code, Heading, Items, Table, Text, markdown, page
 from powerpool.report.report import record_path, write_report
@@ -150,13 +149,10 @@ def hostile_bench(suite: str, name: str) -> BenchRecord:
     ]  # fmt: skip
     cases.append(dataclasses.replace(samples.case(name, {"channels": 9}), error=name))
     record = samples.record(*cases, suite=suite)
-    record.environment |= {"processor": name, "torch": name, "powerpool": name}
-    record.targets = [{"case": cases[0].name, "what": name, "wanted": 1.0, "measured": 2.0, "met": False}]
-    fit = {"exponent": 1.0, "exponent_upper_half": None, "r2_logarithm": 0.5}
-    record.fits = [{"contender": "form M", "against": name, "fixed": {name: 1}, **fit}]
-    work = {"seconds": {name: 1.0}, "product_flops": {name: 1e6}, "decompositions": {name: 1}}
-    chosen = {"best": name, "chosen": name, "times_best": 2.0}
-    record.selection = [{"curve": name, "channels": 2, "locations": None, **work, **chosen}]
+    record.environment = dataclasses.replace(record.environment, processor=name, torch=name, powerpool=name)
+    record.targets = [Outcome(cases[0].name, name, wanted=1.0, measured=2.0, met=False)]
+    record.fits = [Fit("form M", name, {name: 1}, [[1.0, 1.0]], 1.0, None, None, 0.5)]
+    record.selection = [Selection(name, 8, 2, None, {name: 1.0}, {name: 1000000}, {name: 1}, name, name, 2.0)]
     return record
 
 
@@ -201,10 +197,10 @@ def test_tables_of_a_terminal_show_every_name_as_it_is(tmp_path: Path, capsys: p
     assert_shown(capsys.readouterr().out)
     classes, scores = (MARKUP, "b"), torch.tensor([[0.9, 0.1], [0.2, 0.8]])
     for table in (
-        bench_report.case_table(record.cases[1]),
-        bench_report.target_table(record),
-        bench_report.fit_table(record),
-        bench_report.selection_table(record),
+        bench_tables.case_table(record.cases[1]).as_rich(),
+        bench_tables.target_table(record).as_rich(),
+        bench_tables.growth_table(record).as_rich(),
+        bench_tables.selection_table(record).as_rich(),
         vision._prediction_table((MARKUP, "c"), scores, classes),
         fewshot._table(("c", MARKUP), scores, [*classes]),
     ):

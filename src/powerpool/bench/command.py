@@ -3,31 +3,38 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
+import os
+import signal
+import subprocess
+import sys
 import typing
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 
-from powerpool.bench import launch, report
-from powerpool.bench.agreement import COMPETITOR_VALUE_TOLERANCE, GRADIENT_TOLERANCE, VALUE_TOLERANCE
-from powerpool.bench.case import BenchCase
-from powerpool.bench.fits import fits
-from powerpool.bench.record import BenchRecord, load
+from powerpool.bench import findings, operators, runner, tables
+from powerpool.bench.cases import BenchCase
+from powerpool.bench.record import BenchRecord, RecordedOptions, load
 from powerpool.bench.runner import Effort, run_case
-from powerpool.bench.targets import limits, outcomes
 from powerpool.console import Bars, complain, console, delegate, emit, notes, say
 from powerpool.errors import ArgumentError, RecordError
 from powerpool.files import locked
 from powerpool.runs.environment import environment
+from powerpool.runs.processes import module_path, python_command
+
+if TYPE_CHECKING:
+    from rich.progress import TaskID
 
 SuiteName = Literal["all", "pools", "solvers", "curves", "training", "extraction", "episodes"]
 SUITES = typing.get_args(SuiteName)[1:]
-WHOLE_JOBS = ("training", "extraction", "episodes")
-"""Suites of what users wait for, on the CPU, with limits in times of their floor."""
+JOBS = ("training", "extraction", "episodes")
+"""Suites of whole jobs, on the CPU, with limits relative to their floor."""
+SAME = ("processor", "torch", "powerpool", "threads", "commit", "dirty")
+"""Facts of the environment that have to be the same to resume a run."""
 
 
 @dataclass(frozen=True)
@@ -36,13 +43,13 @@ class BenchOptions:
 
     Args:
         suite: all, solvers, pools, curves, training, extraction or episodes; may be given as the first word
-        quick: few small cases and few repetitions: does everything run?
-        out: folder of the records, SUITE.json, and of the plots; runs/bench, or runs/bench-quick, without it
+        quick: few small cases and few repetitions, to see that everything runs
+        out: folder of the records, SUITE.json, and of the plots; default runs/bench, or runs/bench-quick
         threads: threads of torch
-        repetitions: how often every contender runs in a case; 0 leaves it to the suite. Slow ones run less often
+        repetitions: how often every contender runs in a case, slow ones less often; 0 is the default of the suite
         device: cpu, or a CUDA device
         plots: draw the measurements of the pools
-        resume: go on with unfinished records in the folder, where options, versions and machine are the same
+        resume: continue unfinished records in the folder, if options, versions and machine are the same
     """
 
     suite: SuiteName = "all"
@@ -60,17 +67,17 @@ class BenchOptions:
         if self.repetitions < 0:
             raise ArgumentError(f"repetitions must be >= 1, or 0 for the default (got {self.repetitions}).")
         try:
-            device = torch.device(self.device)
-        except RuntimeError as error:
-            raise ArgumentError(f"device must be 'cpu' or 'cuda', 'cuda:0' ... (got {self.device!r}).") from error
-        if device.type not in ("cpu", "cuda"):
+            kind = torch.device(self.device).type
+        except RuntimeError:
+            kind = "unknown"
+        if kind not in ("cpu", "cuda"):
             raise ArgumentError(f"device must be 'cpu' or 'cuda', 'cuda:0' ... (got {self.device!r}).")
-        if device.type == "cuda" and not torch.cuda.is_available():
+        if kind == "cuda" and not torch.cuda.is_available():
             raise ArgumentError(f"device {self.device!r} is not available: torch sees no CUDA here. Use --device cpu.")
 
     @property
     def folder(self) -> Path:
-        """Where everything is written: quick records do not take the place of full ones."""
+        """The output folder: quick records do not replace full ones."""
         return self.out or Path("runs", "bench-quick" if self.quick else "bench")
 
     @property
@@ -82,9 +89,9 @@ class BenchOptions:
 
 
 def run(options: BenchOptions) -> int:
-    """Run the suites; 1 where the answers of a case disagreed."""
-    if not launch.is_set(options.threads):
-        return launch.relaunch(["bench", *as_arguments(options), *delegate()], options.threads)
+    """Run the suites; return 1 if the answers of a case disagreed."""
+    if not has_threads(options.threads):
+        return relaunch(["bench", *as_arguments(options), *delegate()], options.threads)
     with locked(options.folder):  # before anything is measured that could not be written
         records = [run_suite(suite, options) for suite in (SUITES if options.suite == "all" else (options.suite,))]
     emit([{"written": [_path(record.suite, options)], **dataclasses.asdict(record)} for record in records])
@@ -92,40 +99,76 @@ def run(options: BenchOptions) -> int:
 
 
 def as_arguments(options: BenchOptions) -> list[str]:
-    """The options as they are typed."""
+    """The options as command-line arguments."""
     shown = ((field.name, getattr(options, field.name)) for field in dataclasses.fields(options))
     given = ((name, value) for name, value in shown if value is not None)
     return [f"--{name}={str(value).lower() if isinstance(value, bool) else value}" for name, value in given]
 
 
+# ---- threads, which have to be chosen before torch starts ------------------------------------------------------------
+
+
+def thread_variables(threads: int) -> dict[str, str]:
+    """The environment for a number of threads. After ``torch.set_num_threads`` batched LU fails in torch 2.13."""
+    return {
+        "OMP_NUM_THREADS": str(threads),
+        "MKL_NUM_THREADS": str(threads),
+        "OMP_WAIT_POLICY": "PASSIVE",  # a waiting thread that spins takes the core from one that works
+        "KINETO_LOG_LEVEL": "99",  # the profiler, which counts memory, would print two lines for every step
+        "TORCH_CPP_LOG_LEVEL": "ERROR",  # and warn about memory that it has not seen being allocated
+    }
+
+
+def has_threads(threads: int) -> bool:
+    """Whether this process was started with that environment."""
+    return all(os.environ.get(name) == value for name, value in thread_variables(threads).items())
+
+
+def relaunch(arguments: Sequence[str], threads: int) -> int:
+    """Run ``powerpool ARGUMENTS`` in a child with that environment, and return its exit code."""
+    code = "sys.argv[0] = 'powerpool'; from powerpool.cli.main import main; sys.exit(main())"
+    command = python_command(code, *arguments)
+    with subprocess.Popen(command, env=os.environ | module_path() | thread_variables(threads)) as child:
+        try:
+            status = child.wait()
+        except KeyboardInterrupt:
+            # A terminal sends Ctrl-C to both processes; otherwise the child has to be told.
+            if sys.stdin is None or not sys.stdin.isatty():
+                child.send_signal(signal.SIGINT)
+            status = child.wait()
+    return status if status >= 0 else 128 - status  # killed by a signal: the code of a shell
+
+
+# ---- suites ----------------------------------------------------------------------------------------------------------
+
+
 def run_suite(suite: str, options: BenchOptions) -> BenchRecord:
-    """Run one suite. After every case the record so far is written: what was measured is not lost."""
+    """Run one suite. The record is written after every case, so that nothing measured is lost."""
     path = _path(suite, options)
     record = _start(suite, options, path)
     queue = suite_cases(suite, options.quick, options.device)
     done = {case.name for case in record.cases}
-    # On a terminal one console for both: the bar makes room for the tables.
+    # One console for bar and tables on a terminal: tables are printed above the bar.
     shown_on = console() if console().is_interactive and not console().quiet else notes()
     with Bars(shown_on, left=False) as bars:
         bar = bars.add(suite, len(queue))
-
-        def tell(name: str, text: str) -> None:
-            bars.update(bar, text=f"{suite}: {name}: {text}")
-
         while queue:
             case = queue.pop(0)  # so that the tensors of a finished case are released
             if case.name not in done:
-                measured = run_case(case, options.effort, options.device, partial(tell, case.name))
+                show = partial(_show_step, bars, bar, f"{suite}: {case.name}")
+                measured = run_case(case, options.effort, options.device, show)
                 record.cases.append(measured)
                 if measured.error:
                     complain(f"{case.name}: {measured.error}")
                 else:
-                    console().print(report.case_table(measured))
-                _conclude(record, complete=not queue)
+                    console().print(tables.case_table(measured).as_rich())
+                _add_findings(record, complete=not queue)
                 record.save(path)
             bars.advance(bar)
-    _print_conclusions(record)
-    say(f"{report.machine_line(record.environment)}\nrecord: {path}")
+    for table in (tables.growth_table(record), tables.selection_table(record), tables.target_table(record)):
+        if table.rows:
+            console().print(table.as_rich())
+    say(f"{tables.machine_line(record.environment)}\nrecord: {path}")
     if options.plots and suite == "pools":
         from powerpool.bench import plots
 
@@ -134,76 +177,74 @@ def run_suite(suite: str, options: BenchOptions) -> BenchRecord:
     return record
 
 
-def _path(suite: str, options: BenchOptions) -> Path:
-    return options.folder / f"{suite}.json"
+def _show_step(bars: Bars, bar: TaskID, case: str, step: str) -> None:
+    bars.update(bar, text=f"{case}: {step}")
 
 
 def suite_cases(suite: str, quick: bool, device: str) -> list[BenchCase]:
     """The cases of a suite, in the order in which they run."""
-    module: Any = importlib.import_module(f"powerpool.bench.{suite}")
-    if suite in WHOLE_JOBS:
-        if torch.device(device).type != "cpu":
-            raise ArgumentError(f"The suite {suite!r} runs on the CPU only (got device {device!r}).")
-        found: list[BenchCase] = module.cases(quick)
-    else:
-        found = module.cases(quick, device)
-    return found
+    if suite not in JOBS:
+        make = {"pools": operators.pools, "solvers": operators.solvers, "curves": operators.curves}[suite]
+        return make(quick, device)
+    if torch.device(device).type != "cpu":
+        raise ArgumentError(f"The suite {suite!r} runs on the CPU only (got device {device!r}).")
+    from powerpool.bench import networks
+
+    jobs = {"training": networks.training, "extraction": networks.extraction, "episodes": networks.episodes}
+    return jobs[suite](quick)
+
+
+def _path(suite: str, options: BenchOptions) -> Path:
+    return options.folder / f"{suite}.json"
 
 
 def _start(suite: str, options: BenchOptions, path: Path) -> BenchRecord:
-    effort = options.effort
-    given = {"quick": options.quick, "device": options.device, "threads": options.threads}
-    given["repetitions"] = options.repetitions
+    """A new record, or the unfinished one to continue."""
     record = BenchRecord(
         suite,
-        given,
-        asdict(environment()),
+        RecordedOptions(options.quick, options.device, options.threads, options.repetitions),
+        environment(),
         protocol={
-            **dataclasses.asdict(effort),
+            **dataclasses.asdict(options.effort),
             "time": "seconds; median and quartiles of interleaved repetitions in one process",
-            "memory": "peak bytes of the tensors of one forward and backward, above what was there before",
-            "value_tolerance": VALUE_TOLERANCE,
-            "competitor_value_tolerance": COMPETITOR_VALUE_TOLERANCE,
-            "gradient_tolerance": GRADIENT_TOLERANCE,
+            "memory": "peak bytes of the tensors of one forward and backward, above what was allocated before",
+            "value_tolerance": runner.VALUE_TOLERANCE,
+            "competitor_value_tolerance": runner.COMPETITOR_VALUE_TOLERANCE,
+            "gradient_tolerance": runner.GRADIENT_TOLERANCE,
             "tolerances": "norm of the difference from a float64 reference, relative; checked before timing",
-            "input": "relu of normal noise, float32, fixed seed; a general gradient arrives from above",
+            "input": "relu of normal noise, float32, fixed seed; the gradient from above is not symmetric",
         },
     )
     if torch.get_num_threads() != options.threads:
         raise ArgumentError(f"torch runs {torch.get_num_threads()} threads, not the {options.threads} asked for.")
-    if options.resume and path.exists():
-        old = load(path)
-        changed = [name for name in ("suite", "options") if getattr(old, name) != getattr(record, name)]
-        facts = ("processor", "torch", "powerpool", "threads", "commit", "dirty")
-        changed += [name for name in facts if old.environment.get(name) != record.environment[name]]
-        if changed:
-            raise RecordError(
-                f"Cannot go on with {path}: not the same {', '.join(changed)}. Run without --resume to start again, "
-                "or with another --out."
-            )
-        return old
-    return record
+    if not options.resume or not path.exists():
+        return record
+    old = load(path)
+    changed = [name for name in ("suite", "options") if getattr(old, name) != getattr(record, name)]
+    changed += [name for name in SAME if getattr(old.environment, name) != getattr(record.environment, name)]
+    if changed:
+        raise RecordError(
+            f"Cannot resume {path}: not the same {', '.join(changed)}. Run without --resume to start again, or with "
+            "another --out."
+        )
+    return old
 
 
-def _conclude(record: BenchRecord, complete: bool) -> None:
-    """What follows from the cases so far."""
+def _add_findings(record: BenchRecord, complete: bool) -> None:
+    """Derive fits, targets and the choice of solvers from the cases so far."""
     record.complete = complete
     if record.suite == "pools":
-        record.fits = fits(record.cases)
-        record.targets = outcomes(record.cases)
-    if record.suite in WHOLE_JOBS:
-        module: Any = importlib.import_module(f"powerpool.bench.{record.suite}")
-        record.targets = limits(record.cases, module.LIMITS, module.OURS)
+        record.fits = findings.find_fits(record.cases)
+        record.targets = findings.find_outcomes(record.cases)
     if record.suite == "solvers":
-        from powerpool.bench.solvers import selection
+        curves = {name: row.curve for name, row in operators.SOLVER_CURVES.items()}
+        record.selection = findings.find_selection(record.cases, curves)
+    if record.suite in JOBS:
+        from powerpool.bench import networks
 
-        record.selection = selection(record.cases)
-
-
-def _print_conclusions(record: BenchRecord) -> None:
-    if record.fits:
-        console().print(report.fit_table(record))
-    if record.selection:
-        console().print(report.selection_table(record))
-    if record.targets:
-        console().print(report.target_table(record))
+        limits, ours = {
+            "training": (networks.TRAINING_LIMITS, networks.SECOND_ORDER),
+            "extraction": (networks.EXTRACTION_LIMITS, networks.FROM_FILES),
+            "episodes": (networks.EPISODE_LIMITS, networks.SOSN),
+        }[record.suite]
+        record.targets = findings.check_limits(record.cases, limits, ours)

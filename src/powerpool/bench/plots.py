@@ -1,4 +1,4 @@
-"""The measurements of the pools as pictures: time against C, N and eta, memory against C."""
+"""Plots of the pools: time against C, N and eta, memory against C."""
 
 from __future__ import annotations
 
@@ -6,16 +6,20 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from powerpool.bench import report
-from powerpool.bench.record import BenchRecord, CaseRecord
-from powerpool.report import drawing as plotting
+from powerpool.bench.record import BenchRecord, CaseRecord, Measured
+from powerpool.bench.tables import machine_line
+from powerpool.report import drawing
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 NAMES = {"channels": "channels C", "locations": "locations N", "eta": "eta"}
+UNITS = {"time": "total time of forward and backward (ms)", "memory": "peak memory of both passes (MB)"}
+STYLES = {"powerpool": "-", "competitor": "--", "floor": ":"}
+LEAST_CASES = 3
+FORMATS = ("png", "svg", "csv")
 
 
 @dataclass(frozen=True)
@@ -28,11 +32,11 @@ class Sweep:
 
     @property
     def where(self) -> str:
-        """The sizes that stay, as text."""
+        """The fixed sizes, as text."""
         return ", ".join(f"{NAMES.get(name, name).split()[-1]} = {size}" for name, size in self.fixed.items())
 
 
-def sweeps(record: BenchRecord, against: str, least: int = 3) -> list[Sweep]:
+def sweeps(record: BenchRecord, against: str) -> list[Sweep]:
     """Every sweep over one size in the record, the longest first."""
     groups: dict[tuple[tuple[str, int], ...], list[CaseRecord]] = defaultdict(list)
     for case in record.cases:
@@ -42,23 +46,12 @@ def sweeps(record: BenchRecord, against: str, least: int = 3) -> list[Sweep]:
     found = [
         Sweep(against, dict(fixed), sorted(cases, key=lambda case: case.sizes[against]))
         for fixed, cases in groups.items()
-        if len(cases) >= least
+        if len(cases) >= LEAST_CASES
     ]
     return sorted(found, key=lambda sweep: -len(sweep.cases))
 
 
-FORMATS = ("png", "svg", "csv")
-
-
-def draw(record: BenchRecord, out: str | Path, formats: Sequence[str] = FORMATS) -> list[Path]:
-    """Write every plot that the record has the data for, in all formats, and return the files."""
-    written: list[Path] = []
-    for stem, sweep, quantity in pictures(record):
-        written += _plot(record, sweep, Path(out) / stem, quantity, formats)
-    return written
-
-
-def pictures(record: BenchRecord) -> list[tuple[str, Sweep, str]]:
+def list_plots(record: BenchRecord) -> list[tuple[str, Sweep, str]]:
     """File name, sweep and quantity ("time" or "memory") of every plot that the record has the data for."""
     found = []
     for against in NAMES:
@@ -70,55 +63,69 @@ def pictures(record: BenchRecord) -> list[tuple[str, Sweep, str]]:
     return found
 
 
-def _plot(record: BenchRecord, sweep: Sweep, stem: Path, quantity: str, formats: Sequence[str]) -> list[Path]:
-    # The legend in the order of the lines at their right end, the highest first.
-    series = sorted(_series(sweep, quantity), key=lambda line: -line[2][-1][1])
-    rows: list[dict[str, Any]] = [
-        {sweep.against: at, "contender": name, "origin": origin, "median": value, "lower": lower, "upper": upper}
-        for name, origin, points in series
-        for at, value, lower, upper in points
-    ]
+def draw(record: BenchRecord, out: str | Path, formats: Sequence[str] = FORMATS) -> list[Path]:
+    """Write every plot in all formats, and return the files."""
+    written: list[Path] = []
+    for stem, sweep, quantity in list_plots(record):
+        written += _plot(record, sweep, Path(out) / stem, quantity, formats)
+    return written
 
-    def draw(figure: Figure) -> None:
+
+@dataclass(frozen=True)
+class Point:
+    """A value with its quartiles, in ms or MB, at a size."""
+
+    at: int
+    median: float
+    lower: float
+    upper: float
+
+
+def _plot(record: BenchRecord, sweep: Sweep, stem: Path, quantity: str, formats: Sequence[str]) -> list[Path]:
+    points: dict[tuple[str, str], list[Point]] = defaultdict(list)
+    for case in sweep.cases:
+        for result in case.results:
+            points[result.name, result.origin].append(_point(case.sizes[sweep.against], result, quantity))
+    # The legend in the order of the lines at their right end, the highest first.
+    series = sorted(points.items(), key=lambda line: -line[1][-1].median)
+
+    def fill(figure: Figure) -> None:
         from matplotlib import colormaps
 
         axes = figure.add_subplot()
-        for number, (name, origin, points) in enumerate(series):
-            color = colormaps["tab20"](number % 20)
-            style = {"powerpool": "-", "competitor": "--", "floor": ":"}[origin]
-            x, y, low, high = zip(*points, strict=True)
-            width = 2.2 if origin == "powerpool" else 1.2
-            axes.plot(x, y, style, label=plotting.plain(name), color=color, marker="o", markersize=3, linewidth=width)
+        for number, ((name, origin), line) in enumerate(series):
+            color, width = colormaps["tab20"](number % 20), 2.2 if origin == "powerpool" else 1.2
+            x, y = [point.at for point in line], [point.median for point in line]
+            label = drawing.plain(name)
+            axes.plot(x, y, STYLES[origin], label=label, color=color, marker="o", markersize=3, linewidth=width)
             if quantity == "time":
-                axes.fill_between(x, low, high, color=color, alpha=0.2, linewidth=0)
-        unit = "total time of forward and backward (ms)" if quantity == "time" else "peak memory of both passes (MB)"
-        axes.set(xscale="log", yscale="log", xlabel=NAMES[sweep.against], ylabel=unit)
+                lower, upper = [point.lower for point in line], [point.upper for point in line]
+                axes.fill_between(x, lower, upper, color=color, alpha=0.2, linewidth=0)
+        axes.set(xscale="log", yscale="log", xlabel=NAMES[sweep.against], ylabel=UNITS[quantity])
         axes.set_xticks([case.sizes[sweep.against] for case in sweep.cases])
         axes.xaxis.set_major_formatter("{x:g}")
         axes.minorticks_off()
         axes.grid(alpha=0.3)
-        axes.set_title(plotting.plain(f"Spectral MaxExp against {NAMES[sweep.against]}: {quantity} ({sweep.where})"))
+        axes.set_title(drawing.plain(f"Spectral MaxExp against {NAMES[sweep.against]}: {quantity} ({sweep.where})"))
         figure.legend(loc="outside right upper", fontsize="small")
-        figure.supxlabel(plotting.plain(report.machine_line(record.environment)), fontsize="x-small")
+        figure.supxlabel(drawing.plain(machine_line(record.environment)), fontsize="x-small")
 
     written = [stem.with_suffix(f".{name}") for name in formats]
-    pictures = [path for path in written if path.suffix != ".csv"]
-    if pictures:
-        plotting.save(draw, pictures, (9, 5.5), salt=stem.name)
+    images = [path for path in written if path.suffix != ".csv"]
+    if images:
+        drawing.save(fill, images, (9, 5.5), salt=stem.name)
     if "csv" in formats:
-        plotting.write_rows(stem.with_suffix(".csv"), rows)
+        rows = [
+            {sweep.against: point.at, "contender": name, "origin": origin}
+            | {"median": point.median, "lower": point.lower, "upper": point.upper}
+            for (name, origin), line in series
+            for point in line
+        ]
+        drawing.write_rows(stem.with_suffix(".csv"), rows)
     return written
 
 
-def _series(sweep: Sweep, quantity: str) -> list[tuple[str, str, list[tuple[float, float, float, float]]]]:
-    """Name, origin and points (size, value, lower, upper) of every contender; ms or MB."""
-    points: dict[tuple[str, str], list[tuple[float, float, float, float]]] = defaultdict(list)
-    for case in sweep.cases:
-        for result in case.results:
-            at = case.sizes[sweep.against]
-            if quantity == "time":
-                values = (1e3 * result.total.median, 1e3 * result.total.lower, 1e3 * result.total.upper)
-            else:
-                values = (result.peak_bytes / 2**20,) * 3
-            points[(result.name, result.origin)].append((at, *values))
-    return [(name, origin, found) for (name, origin), found in points.items()]
+def _point(at: int, result: Measured, quantity: str) -> Point:
+    if quantity == "time":
+        return Point(at, 1e3 * result.total.median, 1e3 * result.total.lower, 1e3 * result.total.upper)
+    return Point(at, *(result.peak_bytes / 2**20,) * 3)

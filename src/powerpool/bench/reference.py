@@ -1,4 +1,7 @@
-"""The right answers, in float64 and by formulas that share no code with what is timed."""
+"""Reference answers in float64, by formulas that share no code with what is timed.
+
+Fast enough for the sizes of a network, and exact to about 1e-9; ``powerpool.selfcheck.oracle`` has 50 digits.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from powerpool.bench.case import Answer
-
 EPS = 1e-6
 """Added to the trace, and to entries under a power: the default of the library."""
 TIE = 1e-9
@@ -18,8 +19,16 @@ NULL = 1e-12
 
 
 @dataclass(frozen=True)
+class Answer:
+    """A value, and the gradient with respect to the input (None if there is no backward)."""
+
+    value: Tensor
+    gradient: Tensor | None = None
+
+
+@dataclass(frozen=True)
 class Scalar:
-    """A curve as two plain formulas: its value and its derivative, for tensors in its domain."""
+    """A curve as two formulas, value and derivative, for tensors in its domain."""
 
     value: Callable[[Tensor], Tensor]
     derivative: Callable[[Tensor], Tensor]
@@ -33,7 +42,7 @@ def maxexp(eta: float, scale: float = 1.0) -> Scalar:
 
 
 def signed_maxexp(eta: float) -> Scalar:
-    """MaxExp of the magnitude, with the sign."""
+    """sign(p) * (1 - (1-|p|)^eta)."""
     return Scalar(lambda p: p.sign() * (1 - (1 - p.abs()) ** eta), lambda p: eta * (1 - p.abs()) ** (eta - 1))
 
 
@@ -68,7 +77,7 @@ def hdp(time: float) -> Scalar:
 
 
 def fahdp(time: float) -> Scalar:
-    """e^-t (1 - (1-p)^n), n the whole number above eta~(t); for t < 1."""
+    """e^-t (1 - (1-p)^n) for t < 1, with the exponent n rounded up."""
     return maxexp(fahdp_exponent(time), math.exp(-time))
 
 
@@ -78,15 +87,14 @@ def fahdp_exponent(time: float) -> int:
 
 
 def moment(features: Tensor, upstream: Tensor) -> Answer:  # shape: (B, C, N), (B, C, C)
-    """M = X X^T / N, and (G + G^T) X / N."""
-    x, g = features.detach().double(), upstream.double()
-    return Answer(torch.einsum("bcn,bdn->bcd", x, x) / x.shape[-1], _to_features(g, x))
+    """X X^T / N."""
+    x, matrix, g = _prepare(features, upstream)
+    return Answer(matrix, _to_features(g, x))
 
 
 def elementwise(features: Tensor, upstream: Tensor, curve: Scalar) -> Answer:
-    """The curve of every entry of M, divided by its trace where the curve asks for it."""
-    x, g = features.detach().double(), upstream.double()
-    matrix = torch.einsum("bcn,bdn->bcd", x, x) / x.shape[-1]
+    """Apply a curve to every entry of the moment."""
+    x, matrix, g = _prepare(features, upstream)
     divisor = _divisor(matrix, curve)
     points = matrix / divisor + (EPS if curve.adds_eps else 0.0)
     grad = _through_division(g * curve.derivative(points), matrix, divisor, curve)
@@ -94,19 +102,12 @@ def elementwise(features: Tensor, upstream: Tensor, curve: Scalar) -> Answer:
 
 
 def spectral(features: Tensor, upstream: Tensor, curve: Scalar) -> Answer:
-    """The curve of the eigenvalues of the C x C matrix, and the Loewner matrix for the gradient.
+    """Apply a curve to the eigenvalues of the moment; the gradient is that of the Loewner matrix.
 
-    Eigenvalues below round-off are 0. Between two of them the Loewner matrix is 0: X is orthogonal to both vectors, so
-    that whatever stands there does not reach the gradient.
+    Eigenvalues below round-off are 0. Between two of them the Loewner matrix is set to 0: X is orthogonal to both
+    vectors, so that this entry does not reach the gradient.
     """
-    x, g = features.detach().double(), upstream.double()
-    matrix = torch.einsum("bcn,bdn->bcd", x, x) / x.shape[-1]
-    value, grad = spectral_of_matrix(matrix, g, curve)
-    return Answer(value, _to_features(grad, x))
-
-
-def spectral_of_matrix(matrix: Tensor, upstream: Tensor, curve: Scalar) -> tuple[Tensor, Tensor]:
-    """As :func:`spectral`, from a float64 matrix: the value, and the gradient of the matrix, symmetric."""
+    x, matrix, g = _prepare(features, upstream)
     divisor = _divisor(matrix, curve)
     points, vectors = torch.linalg.eigh(matrix / divisor)
     largest = points.amax(-1, keepdim=True)
@@ -118,24 +119,31 @@ def spectral_of_matrix(matrix: Tensor, upstream: Tensor, curve: Scalar) -> tuple
     middle = torch.where(both_null, 0.5, (a + b) / 2)
     quotient = (values.unsqueeze(-1) - values.unsqueeze(-2)) / torch.where(tie, 1.0, a - b)
     loewner = torch.where(both_null, 0.0, torch.where(tie, curve.derivative(middle), quotient))
-    symmetric = (upstream + upstream.mT) / 2
-    grad = vectors @ (loewner * (vectors.mT @ symmetric @ vectors)) @ vectors.mT
+    grad = vectors @ (loewner * (vectors.mT @ ((g + g.mT) / 2) @ vectors)) @ vectors.mT
     value = (vectors * values.unsqueeze(-2)) @ vectors.mT
-    return value, _through_division(grad, matrix, divisor, curve)
+    return Answer(value, _to_features(_through_division(grad, matrix, divisor, curve), x))
 
 
 def newton_schulz(features: Tensor, upstream: Tensor, iterations: int) -> Answer:
-    """The same number of iterations in float64, differentiated by autograd."""
-    x = features.detach().double().requires_grad_()
-    matrix = torch.einsum("bcn,bdn->bcd", x, x) / x.shape[-1]
+    """The square root of the moment by the same number of iterations in float64, differentiated by autograd."""
+    x, _, g = _prepare(features, upstream)
+    leaf = x.requires_grad_()
+    matrix = leaf @ leaf.mT / x.shape[-1]
     trace = torch.einsum("bcc->b", matrix)[:, None, None]
-    y, z = matrix / trace, torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=x.device).expand_as(matrix)
+    identity = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=x.device)
+    y, z = matrix / trace, identity.expand_as(matrix)
     for _ in range(iterations):
-        w = 1.5 * torch.eye(y.shape[-1], dtype=y.dtype, device=x.device) - 0.5 * z @ y
+        w = 1.5 * identity - 0.5 * z @ y
         y, z = y @ w, w @ z
     value = trace.sqrt() * y
-    (gradient,) = torch.autograd.grad(value, x, upstream.double())
+    (gradient,) = torch.autograd.grad(value, leaf, g)
     return Answer(value.detach(), gradient)
+
+
+def _prepare(features: Tensor, upstream: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Features, their moment and the gradient of the result, in float64."""
+    x = features.detach().double()
+    return x, torch.einsum("bcn,bdn->bcd", x, x) / x.shape[-1], upstream.double()
 
 
 def _divisor(matrix: Tensor, curve: Scalar) -> Tensor:
@@ -145,7 +153,7 @@ def _divisor(matrix: Tensor, curve: Scalar) -> Tensor:
 
 
 def _through_division(grad: Tensor, matrix: Tensor, divisor: Tensor, curve: Scalar) -> Tensor:
-    """The gradient of M, from that of M/(tr M + eps)."""
+    """The gradient with respect to M, from that with respect to M/(tr M + eps)."""
     if not curve.trace_normalize:
         return grad
     identity = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)

@@ -28,31 +28,7 @@ from powerpool.tasks.vision.commands import read_pictures
 from powerpool.tasks.vision.config import GridConfig, VisionConfig, grid_names
 from powerpool.tasks.vision.extraction import Features
 from powerpool.tasks.vision.methods import METHODS
-
-SCHEMA = "powerpool sweep 1"
-
-
-@dataclass(frozen=True)
-class Study:
-    """A setting, the method that it is tried with, and its values."""
-
-    method: str
-    values: tuple[float, ...]
-
-
-STUDIES = {
-    "beta": Study("SOP+SC+SpecMaxExpF", (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)),
-    "alpha": Study("SOP+SC+SpecMaxExpF", (0.01, 0.03, 0.1, 0.2, 0.3, 0.5)),
-    "eta_prime": Study("SOP+SC+SigmE", (50, 200, 1000, 5000, 20000)),
-    "eta": Study("SOP+SC+SpecMaxExpF", (1, 5, 10, 20, 40, 80, 160)),
-    "gamma": Study("SOP+SC+SpecGamma", (0.2, 0.35, 0.5, 0.65, 0.8, 1.0)),
-    "gamma_prime": Study("SOP+SC+AsinhE", (100, 1000, 10000, 100000)),
-    "t": Study("SOP+SC+SpecHDP", (0.0001, 0.001, 0.003, 0.01, 0.03, 0.1)),
-    "sigma": Study("SOP+SC+SpecMaxExpF", (0.2, 0.35, 0.5, 0.7, 1.0)),
-    "pivots": Study("SOP+SC+SpecMaxExpF", (3, 5, 7, 10)),
-}
-"""The first four are those of the paper."""
-PAPER = ("beta", "alpha", "eta_prime", "eta")
+from powerpool.tasks.vision.studies import PAPER, SCHEMA, STUDIES
 
 
 @dataclass(frozen=True)

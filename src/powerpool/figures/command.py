@@ -17,17 +17,17 @@ DPI = (30, 1200)
 
 @dataclass(frozen=True)
 class FiguresOptions:
-    """Draw figures of the paper: of curves and bounds from their formulas, of measurements from records of runs.
+    """Draw figures of the paper: curves and bounds from their formulas, measurements from records of runs.
 
     Args:
-        names: figures to draw, all without it; --list lists them
+        names: figures to draw; default: all. --list lists them
         out: folder that gets NAME.png, NAME.svg and NAME.csv
-        records: files and folders in which records of bench, sweep and reproduce are looked for; results and runs
-            without it, but no records of quick runs
-        features: features of which the variance of eigenvalues is taken: a folder of stored features, or the name of
-            a data set that has some in the cache; a synthetic spectrum without it
-        dpi: points of a PNG for each inch
-        list: print names and what the figures show, and do nothing else
+        records: files and folders with records of bench, sweep and reproduce; default: results and runs, without
+            quick records
+        features: features for the variance of eigenvalues: a folder of stored features, or the name of a data set with
+            stored features in the cache; default: a synthetic spectrum
+        dpi: dots per inch of a PNG
+        list: print the names of the figures and what they show, and do nothing else
     """
 
     # Not list[str]: in this class `list` is an option.
@@ -46,9 +46,9 @@ class FiguresOptions:
 
 
 def run(options: FiguresOptions) -> None:
-    """Draw, and say what is where. Without names a figure whose record is missing is left out; by name it is an error.
+    """Draw the figures. Without names a figure whose record is missing is skipped; by name it is an error.
 
-    A record that cannot be read is an error in any case. Everything else is drawn before an error is raised.
+    A damaged record is an error in any case. Everything else is drawn before an error is raised.
     """
     if options.list:
         _list_figures()
@@ -56,7 +56,7 @@ def run(options: FiguresOptions) -> None:
     sources = Sources(tuple(options.records), options.features)
     written: dict[str, list[Path]] = {}
     missing: dict[str, MissingRecordError] = {}
-    unreadable: dict[str, RecordError] = {}
+    damaged: dict[str, RecordError] = {}
     for name in dict.fromkeys(options.names or FIGURES):
         try:
             data = make_figure(name, sources)
@@ -66,14 +66,14 @@ def run(options: FiguresOptions) -> None:
                 say(f"{name}: skipped, {error}")
             continue
         except RecordError as error:
-            unreadable[name] = error
+            damaged[name] = error
             continue
         written[name] = write_figure(data, options.out / name, options.dpi)
         say(f"{name}: {options.out / name}.{{{','.join(FORMATS)}}}")
-    wrong = {**unreadable, **(missing if options.names else {})}
-    if wrong:
-        kind = RecordError if unreadable else MissingRecordError
-        raise kind(" ".join(f"{name}: {error}" for name, error in wrong.items()))
+    errors = {**damaged, **(missing if options.names else {})}
+    if errors:
+        kind = RecordError if damaged else MissingRecordError
+        raise kind(" ".join(f"{name}: {error}" for name, error in errors.items()))
     emit({"folder": options.out, "written": written, "skipped": {name: str(error) for name, error in missing.items()}})
 
 

@@ -1,4 +1,4 @@
-"""What a figure shows, as numbers and words: axes, lines, marks. Nothing here knows how it is drawn."""
+"""The content of a figure: axes, lines, marks. How it is drawn is in :mod:`powerpool.figures.drawing`."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from torch import Tensor
 from powerpool.errors import ShapeError
 
 POINTS = 401
-"""Of a line that is a formula; odd, so that the middle of a range is one of them."""
+"""Points of a line that is a formula; odd, so that the middle of a range is one of them."""
 
 
 @dataclass(frozen=True)
 class Axis:
-    """The words beside an axis, its unit, and how it is divided.
+    """The label of an axis, its unit and its scale.
 
     Example:
         >>> Axis("time", "ms").text, Axis("eigenvalue").text
@@ -28,7 +28,7 @@ class Axis:
     unit: str = ""
     log: bool = False
     limits: tuple[float, float] | None = None
-    """What is shown; everything without it."""
+    """The range that is shown; default: all points."""
 
     @property
     def text(self) -> str:
@@ -38,21 +38,21 @@ class Axis:
 
 @dataclass(frozen=True, eq=False)
 class Line:
-    """One line of the legend: points, and an interval at each of them where there is one."""
+    """One line of the legend: points, each with an interval if there are any."""
 
     name: str
     x: Tensor  # shape: (n,)
     y: Tensor  # shape: (n,)
     interval: tuple[Tensor, Tensor] | None = None
-    """Lower and upper end at each point, NaN where a point has none."""
+    """Lower and upper end at each point, NaN for a point without an interval."""
     measured: bool = False
-    """Whether each point is a measurement, and has a marker."""
+    """Whether each point is a measurement, and gets a marker."""
     joined: bool = True
-    """Whether points are joined; those of the paper, which are few, are not."""
+    """Whether points are joined; the few points of the paper are not."""
     like: str | None = None
-    """The name of a line before, whose colour this one has too."""
+    """The name of an earlier line with the same colour."""
     dash: int | None = None
-    """The number of its dash, where that has a meaning; each line has the next one without it."""
+    """The number of its dash; default: the next one."""
 
     def __post_init__(self) -> None:
         for values in (self.x, self.y, *(self.interval or ())):
@@ -62,7 +62,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Mark:
-    """A place on an axis, "x" or "y", that has a name."""
+    """A named position on an axis, "x" or "y"."""
 
     name: str
     at: float
@@ -71,7 +71,7 @@ class Mark:
 
 @dataclass(frozen=True, eq=False)
 class Panel:
-    """One pair of axes, with all that is between them."""
+    """One pair of axes with lines and marks."""
 
     title: str
     x: Axis
@@ -82,12 +82,12 @@ class Panel:
 
 @dataclass(frozen=True, eq=False)
 class FigureData:
-    """All that a figure shows."""
+    """The content of a figure."""
 
     title: str
     panels: tuple[Panel, ...]
     note: str = ""
-    """Where measured numbers come from."""
+    """The source of measured numbers."""
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """Every point as a row of a table."""
@@ -110,7 +110,7 @@ class FigureData:
 
 
 def _end(ends: Tensor | None, number: int) -> float | str:
-    """The end of an interval as a cell of a table: empty where there is none."""
+    """The end of an interval as a cell of a table; empty if there is none."""
     return "" if ends is None or bool(ends[number].isnan()) else float(ends[number])
 
 
@@ -120,7 +120,7 @@ def linear(low: float, high: float, points: int = POINTS) -> Tensor:
 
 
 def logarithmic(low: float, high: float, points: int = POINTS) -> Tensor:
-    """Points of which each is the same multiple of the one before; the ends are exact."""
+    """Points evenly spaced on a logarithmic scale; the ends are exact."""
     exponents = torch.log10(torch.tensor([low, high], dtype=torch.float64))
     found = torch.logspace(exponents[0].item(), exponents[1].item(), points, dtype=torch.float64)
     found[0], found[-1] = low, high

@@ -1,4 +1,4 @@
-"""The figures by name: what each shows, and which of the paper it is."""
+"""The figures by name: what each shows, and which figure of the paper it is."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from functools import partial
 
 from powerpool.errors import UnknownNameError, did_you_mean
-from powerpool.figures import bounds, curves, measured, models
+from powerpool.figures import computed, measured
 from powerpool.figures.data import FigureData
 from powerpool.figures.sources import Sources
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A figure: its data, what it shows in words, and the labels of the paper's figures in the LaTeX source."""
+    """A figure: its data, what it shows, and the labels of the paper's figures in the LaTeX source."""
 
     make: Callable[[Sources], FigureData]
     shows: str
@@ -27,30 +27,30 @@ def _computed(make: Callable[[], FigureData]) -> Callable[[Sources], FigureData]
 
 
 FIGURES: dict[str, Entry] = {
-    "curves": Entry(_computed(curves.curves), "Gamma, AsinhE, MaxExp and SigmE", "pow1, pow2"),
-    "derivatives": Entry(_computed(curves.derivatives), "the derivatives of these curves", "pow3"),
-    "gammas": Entry(_computed(curves.gammas), "Gamma for several exponents, beside MaxExp", "pow4"),
-    "hdp": Entry(_computed(curves.hdp), "the profile of HDP at several times", "pow33"),
-    "hdp-bounds": Entry(_computed(curves.hdp_bounds), "MaxExp and Gamma as upper bounds of HDP", "pow5"),
+    "curves": Entry(_computed(computed.curves), "Gamma, AsinhE, MaxExp and SigmE", "pow1, pow2"),
+    "derivatives": Entry(_computed(computed.derivatives), "the derivatives of these curves", "pow3"),
+    "gammas": Entry(_computed(computed.gammas), "Gamma for several exponents, beside MaxExp", "pow4"),
+    "hdp": Entry(_computed(computed.hdp), "the profile of HDP at several times", "pow33"),
+    "hdp-bounds": Entry(_computed(computed.hdp_bounds), "MaxExp and Gamma as upper bounds of HDP", "pow5"),
     "push-forward": Entry(
-        _computed(models.beta_push_forward), "a Beta spectrum after MaxExp, Gamma and HDP", "dist1 to dist4"
+        _computed(computed.beta_push_forward), "a Beta spectrum after MaxExp, Gamma and HDP", "dist1 to dist4"
     ),
-    "kappa": Entry(_computed(models.kappa_figure), "kappa against J and N", "poolunc"),
-    "y-of-eta": Entry(_computed(bounds.y_of_eta_figure), "y(eta)", "y-eta"),
-    "bounds": Entry(_computed(bounds.bounds_in_y), "HDP, a line and MaxExp in y = t/lambda", "bounds2"),
-    "bounds-zoom": Entry(_computed(bounds.bounds_in_eigenvalues), "the same in lambda", "bounds-zoom"),
-    "fahdp-scaled": Entry(_computed(bounds.fahdp_scaled), "the scaled MaxExp, lowered onto the line", "bounds4"),
-    "fahdp-line": Entry(_computed(bounds.fahdp_tangent), "FAHDP, HDP and a line between them", "bounds5"),
-    "fahdp-points": Entry(_computed(bounds.fahdp_points), "where that line meets both, against t", "bounds6"),
-    "y-of-eta-bar": Entry(_computed(bounds.y_of_eta_bar), "y1 against the exponent of the scaled MaxExp", "bounds7"),
-    "fahdp": Entry(_computed(bounds.fahdp), "FAHDP against HDP for t below and above 1", "bounds8"),
+    "kappa": Entry(_computed(computed.kappa_figure), "kappa against J and N", "poolunc"),
+    "y-of-eta": Entry(_computed(computed.y_of_eta_figure), "y(eta)", "y-eta"),
+    "bounds": Entry(_computed(computed.bounds_in_y), "HDP, a line and MaxExp in y = t/lambda", "bounds2"),
+    "bounds-zoom": Entry(_computed(computed.bounds_in_eigenvalues), "the same in lambda", "bounds-zoom"),
+    "fahdp-scaled": Entry(_computed(computed.fahdp_scaled), "the scaled MaxExp, lowered onto the line", "bounds4"),
+    "fahdp-line": Entry(_computed(computed.fahdp_tangent), "FAHDP, HDP and a line between them", "bounds5"),
+    "fahdp-points": Entry(_computed(computed.fahdp_points), "where that line meets both, against t", "bounds6"),
+    "y-of-eta-bar": Entry(_computed(computed.y_of_eta_bar), "y1 against the exponent of the scaled MaxExp", "bounds7"),
+    "fahdp": Entry(_computed(computed.fahdp), "FAHDP against HDP for t below and above 1", "bounds8"),
     "timing-eta": Entry(measured.timing_eta, "forward and backward time against eta", "tim1"),
     "timing-channels": Entry(measured.timing_channels, "forward and backward time against C", "tim2, tim3"),
-    "variance": Entry(models.variance, "the variance of 5 to 15 leading eigenvalues against eta", "var1"),
+    "variance": Entry(computed.variance, "the variance of 5 to 15 leading eigenvalues against eta", "var1"),
     "sensitivity-beta": Entry(partial(measured.sensitivity, setting="beta"), "accuracy against beta", "eval1"),
     "sensitivity-alpha": Entry(partial(measured.sensitivity, setting="alpha"), "accuracy against alpha", "eval2"),
     "sensitivity-eta-prime": Entry(
-        partial(measured.sensitivity, setting="eta_prime"), "accuracy against eta' of SigmE", "eval3"
+        partial(measured.sensitivity, setting="sigme_eta"), "accuracy against eta' of SigmE", "eval3"
     ),
     "sensitivity-eta": Entry(partial(measured.sensitivity, setting="eta"), "accuracy against eta of MaxExp", "eval4"),
     "open-mic-1": Entry(measured.open_mic_pairs, "accuracy against way, protocol I", "openmic1"),
@@ -70,6 +70,6 @@ def make_figure(name: str, sources: Sources | None = None) -> FigureData:
 
 
 def require_figure(name: str) -> None:
-    """Refuse a name that no figure has, and say the nearest."""
+    """Refuse an unknown name, and suggest the nearest."""
     if name not in FIGURES:
-        raise UnknownNameError(f"Unknown figure {name!r}.{did_you_mean(name, FIGURES)} There are {', '.join(FIGURES)}.")
+        raise UnknownNameError(f"Unknown figure {name!r}.{did_you_mean(name, FIGURES)} Figures: {', '.join(FIGURES)}.")

@@ -1,1 +1,1 @@
-"""``powerpool selfcheck``: are the numbers right on this machine? What a bug report should contain."""
+"""``powerpool selfcheck``: whether the numbers are right on this machine."""

@@ -1,7 +1,7 @@
-"""What the battery runs over: curves, spectra that are hard, sets of features.
+"""The inputs of the checks: curves, matrices with difficult spectra, sets of features.
 
-Everything is drawn from Python's own generator, and has so few digits that it is the same number in every dtype that it
-is used in: errors of rounding the input are no errors of the library.
+Everything is drawn from Python's own generator and has so few digits that every dtype it is used in holds it exactly:
+the rounding of inputs does not count as an error of the library.
 """
 
 from __future__ import annotations
@@ -25,21 +25,22 @@ WIDE = (torch.float64, torch.float32)
 HALF = (torch.bfloat16, torch.float16)
 ALL = (*WIDE, *HALF)
 
+Rows = list[list[float]]
+
 
 @dataclass(frozen=True)
 class CurveCase:
-    """A curve of the library beside its formula."""
+    """A curve of the library and its formula."""
 
     name: str
-    """As in the table of curves."""
+    """As in ``powerpool.curves.CURVES``."""
     theta: float
     make: Callable[[Parameter], Curve]
     formula: Callable[[Decimal], Scalar]
     points: tuple[float, float] = (1e-6, 0.9)
-    """Between which magnitudes it is evaluated point by point."""
-    signed: bool = False
+    """The range of magnitudes in which it is evaluated point by point."""
     learnable: bool = True
-    """Whether a tensor parameter is the same curve; FAHDP learns through an exponent that is not rounded."""
+    """Whether a tensor parameter gives the same curve; a learnable FAHDP does not round its exponent."""
 
     @property
     def label(self) -> str:
@@ -48,12 +49,12 @@ class CurveCase:
 
     @cached_property
     def curve(self) -> Curve:
-        """Of the library."""
+        """The curve of the library."""
         return self.make(self.theta)
 
     @cached_property
     def scalar(self) -> Scalar:
-        """Of the oracle."""
+        """The formula of the oracle."""
         with oracle.exactly():
             return self.formula(Decimal(self.theta))
 
@@ -63,18 +64,17 @@ CURVES = (
     CurveCase("gamma", 3, curves.Gamma, oracle.gamma, (1e-6, 1e3)),
     CurveCase("maxexp", 20, curves.MaxExp, oracle.maxexp),
     CurveCase("maxexp", 2.5, curves.MaxExp, oracle.maxexp),
-    CurveCase("signed_maxexp", 20, curves.SignedMaxExp, oracle.signed_maxexp, signed=True),
-    CurveCase("asinhe", 10.0, curves.AsinhE, oracle.asinhe, (1e-6, 1e3), signed=True),
-    CurveCase("sigme", 50.0, curves.SigmE, oracle.sigme, (1e-6, 0.3), signed=True),
+    CurveCase("signed_maxexp", 20, curves.SignedMaxExp, oracle.signed_maxexp),
+    CurveCase("asinhe", 10.0, curves.AsinhE, oracle.asinhe, (1e-6, 1e3)),
+    CurveCase("sigme", 50.0, curves.SigmE, oracle.sigme, (1e-6, 0.3)),
     CurveCase(
         "sigme",
         5.0,
         partial(curves.SigmE, trace_normalize=False),
         partial(oracle.sigme, trace_normalize=False),
         (1e-6, 3.0),
-        signed=True,
     ),
-    # e^(-t/p) loses as many digits as t/p has units: below 0.01 a comparison point by point says nothing.
+    # e^(-t/p) loses about log10(t/p) digits: below 0.01 a point-by-point comparison is meaningless.
     CurveCase("hdp", 0.125, curves.HDP, oracle.hdp, (0.01, 1.0)),
     CurveCase("fahdp", 0.0625, curves.FAHDP, oracle.fahdp, learnable=False),
     CurveCase("fahdp", 2.25, curves.FAHDP, oracle.fahdp, (1e-3, 1.0), learnable=False),
@@ -83,53 +83,50 @@ CURVES = (
 
 
 @dataclass(frozen=True)
-class MatrixCase:
-    """A positive semi-definite matrix, the gradient that arrives from above, and the dtypes that hold both."""
+class Given:
+    """A positive semi-definite matrix (C, C), or features (C, N), and the gradient (C, C) of the loss."""
 
     name: str
-    matrix: Matrix  # shape: (C, C)
-    upstream: Matrix  # shape: (C, C), not symmetric: what a layer above sends down need not be
+    rows: Matrix
+    upstream: Matrix
+    """Not symmetric: the gradient from a layer above need not be."""
     dtypes: tuple[torch.dtype, ...] = ALL
+    """Those that hold all entries exactly."""
+    is_features: bool = False
 
     @cached_property
     def spectrum(self) -> Spectrum:
-        """Decomposed once for all curves."""
-        return oracle.spectrum(self.matrix)
+        """The decomposition of the matrix, or of the moment of the features; computed once for all curves."""
+        return oracle.spectrum(oracle.moment(self.rows) if self.is_features else self.rows)
 
     @property
     def is_singular(self) -> bool:
-        """Whether there is a null space, and something beside it."""
+        """Whether some eigenvalues are 0, but not all."""
         return {value == 0 for value in self.spectrum.eigenvalues} == {True, False}
 
-
-@dataclass(frozen=True)
-class FeatureCase:
-    """A set of features, the gradient of its matrix, and the dtypes that hold both."""
-
-    name: str
-    features: Matrix  # shape: (C, N)
-    upstream: Matrix  # shape: (C, C)
-    dtypes: tuple[torch.dtype, ...] = ALL
-
-    @cached_property
-    def spectrum(self) -> Spectrum:
-        """Of its moment."""
-        return oracle.spectrum(oracle.moment(self.features))
+    @property
+    def is_non_negative(self) -> bool:
+        """Whether all entries are in the domain of every curve."""
+        return all(entry >= 0 for row in self.rows for entry in row)
 
 
-def matrices(seed: int) -> list[MatrixCase]:
-    """The spectra of the battery."""
+def matrices(seed: int) -> list[Given]:
+    """Matrices whose spectra are difficult in different ways."""
     draw = random.Random(f"matrices {seed}")
-    full = _random_matrix(draw, 6)
-    # Below a whole the bits that bfloat16 holds, with room for the sum of eight.
+    full = _dominant_matrix(draw, 6)
+    # Eighths: bfloat16 then also holds the sums of eight of them.
     levels = [draw.randint(2, 16) / 8 for _ in range(5)]
     tie, other = draw.randint(4, 8) / 8, draw.randint(10, 16) / 8
-    near = 2.0**-18
-    found: list[tuple[str, list[list[float]], tuple[torch.dtype, ...]]] = [
+    near = [tie + k * 2.0**-18 for k in range(4)]
+    apart = [k / 4 for k in range(8)]
+    found: list[tuple[str, Rows, tuple[torch.dtype, ...]]] = [
         ("random", full, ALL),
-        ("rank-deficient", _with_spectrum(draw, [*levels, 0.0, 0.0, 0.0]), ALL),
+        ("rank-deficient", _with_spectrum(draw, [*levels, *[0.0] * 3]), ALL),
+        ("rank 3", _with_spectrum(draw, [*levels[:3], *[0.0] * 5]), ALL),
         ("repeated", _with_spectrum(draw, [tie] * 5 + [other] * 3), ALL),
-        ("near ties", _with_spectrum(draw, [tie, tie + near, tie + 2 * near, tie + 3 * near, *[other] * 4]), WIDE),
+        ("near ties", _with_spectrum(draw, [*near, *[other] * 4]), WIDE),
+        ("separated", _with_spectrum(draw, [0.25 + level for level in apart]), ALL),
+        ("separated, lower", _with_spectrum(draw, [0.125 + level for level in apart]), ALL),
         ("graded", _with_spectrum(draw, [2.0**-k for k in (0, 1, 3, 4, 6, 7, 9, 10)]), WIDE),
         ("identity", _diagonal([1.0] * 4), ALL),
         ("zero", _diagonal([0.0] * 4), WIDE),
@@ -137,53 +134,18 @@ def matrices(seed: int) -> list[MatrixCase]:
         ("huge", _times(full, 2.0**40), WIDE),
         ("tiny", _times(full, 2.0**-40), WIDE),
     ]
-    return [MatrixCase(name, oracle.exact(rows), _upstream(draw, len(rows)), dtypes) for name, rows, dtypes in found]
+    return [Given(name, oracle.exact(rows), _upstream(draw, len(rows)), dtypes) for name, rows, dtypes in found]
 
 
-def separated(seed: int) -> list[MatrixCase]:
-    """Two matrices whose eigenvalues are a quarter apart, for a solver that needs gaps."""
-    draw = random.Random(f"separated {seed}")
-    return [
-        MatrixCase(
-            name, oracle.exact(_with_spectrum(draw, [(lowest + 2 * k) / 8 for k in range(8)])), _upstream(draw, 8)
-        )
-        for name, lowest in (("separated", 2), ("separated, lower", 1))
-    ]
-
-
-def singular(seed: int) -> list[MatrixCase]:
-    """A matrix of rank 3, beside the rank-deficient one of :func:`matrices`."""
-    draw = random.Random(f"singular {seed}")
-    rows = _with_spectrum(draw, [*(draw.randint(4, 16) / 8 for _ in range(3)), *[0.0] * 5])
-    return [MatrixCase("of rank 3", oracle.exact(rows), _upstream(draw, 8))]
-
-
-def entries(seed: int) -> list[MatrixCase]:
-    """Matrices for element-wise curves: entries from 0 up, beside those with both signs ("signed ...")."""
-    draw = random.Random(f"entries {seed}")
-    positive = oracle.floats(oracle.moment(oracle.exact(_grid(draw, 6, 8))))
-    mixed = [[x * draw.choice((-1, 1)) for x in row] for row in _grid(draw, 6, 8)]
-    found = [
-        ("random", positive),
-        ("identity", _diagonal([1.0] * 4)),
-        ("zero", _diagonal([0.0] * 4)),
-        ("1 x 1", [[draw.randint(16, 127) / 64]]),
-        ("huge", _times(positive, 2.0**40)),
-        ("tiny", _times(positive, 2.0**-40)),
-        ("signed", oracle.floats(oracle.moment(oracle.exact(mixed)))),
-    ]
-    return [MatrixCase(name, oracle.exact(rows), _upstream(draw, len(rows)), WIDE) for name, rows in found]
-
-
-def feature_sets(seed: int) -> list[FeatureCase]:
-    """Sets with fewer locations than channels and with more, of low rank, and of any scale."""
+def feature_sets(seed: int) -> list[Given]:
+    """Ten sets of features: fewer and more locations than channels, low rank, extreme scales."""
     draw = random.Random(f"features {seed}")
     few = _well_conditioned(draw, 8, 4)
     found = [
         ("few locations", few, ALL),
         ("many locations", _well_conditioned(draw, 4, 8), ALL),
         ("almost square", _well_conditioned(draw, 6, 5), ALL),
-        ("twin locations", [[*row, *row] for row in _well_conditioned(draw, 8, 2)], ALL),
+        ("repeated locations", [[*row, *row] for row in _well_conditioned(draw, 8, 2)], ALL),
         ("orthogonal", _times(_diagonal([1.0] * 4), 2.0), ALL),
         ("one location", _grid(draw, 4, 1), ALL),
         ("one channel", _grid(draw, 1, 8), ALL),
@@ -191,31 +153,32 @@ def feature_sets(seed: int) -> list[FeatureCase]:
         ("huge", _times(few, 2.0**20), WIDE),
         ("tiny", _times(few, 2.0**-20), WIDE),
     ]
-    return [FeatureCase(name, oracle.exact(rows), _upstream(draw, len(rows)), dtypes) for name, rows, dtypes in found]
+    return [Given(name, oracle.exact(rows), _upstream(draw, len(rows)), dtypes, True) for name, rows, dtypes in found]
 
 
 def points(case: CurveCase, seed: int, count: int = 40) -> list[float]:
-    """0, and magnitudes even on a logarithmic scale; all of them numbers of float32."""
+    """0, and float32 numbers whose magnitudes are even on a logarithmic scale."""
     draw = random.Random(f"points {case.label} {seed}")
     low, high = map(math.log, case.points)
     found = [math.exp(draw.uniform(low, high)) for _ in range(count)]
-    if case.signed:
+    if case.scalar.signed:
         found = [x * draw.choice((-1, 1)) for x in found]
     rounded: list[float] = torch.tensor(found, dtype=torch.float32).double().tolist()
     return [0.0, *rounded]
 
 
-def _grid(draw: random.Random, channels: int, locations: int) -> list[list[float]]:
-    """Features 1/8 ... 1, without zeros so that no channel is empty."""
+def _grid(draw: random.Random, channels: int, locations: int) -> Rows:
+    """Features 1/8 ... 1; no zeros, so that no channel is empty."""
     return [[draw.randint(1, 8) / 8 for _ in range(locations)] for _ in range(channels)]
 
 
-def _well_conditioned(draw: random.Random, channels: int, locations: int) -> list[list[float]]:
-    """A grid of full rank. Among many seeds some are almost of less, and float32 then loses what no solver can keep."""
+def _well_conditioned(draw: random.Random, channels: int, locations: int) -> Rows:
+    """A grid of full rank. Some grids are nearly rank-deficient, and float32 loses digits there with any solver."""
     while True:
         rows = _grid(draw, channels, locations)
-        short = rows if channels <= locations else [list(column) for column in zip(*rows, strict=True)]
-        values = oracle.spectrum(oracle.moment(oracle.exact(short))).eigenvalues
+        exact = oracle.exact(rows)
+        short = exact if channels <= locations else oracle.transpose(exact)
+        values = oracle.spectrum(oracle.moment(short)).eigenvalues
         if min(values) > max(values) / 400:
             return rows
 
@@ -225,30 +188,17 @@ def _upstream(draw: random.Random, size: int) -> Matrix:
     return oracle.exact([[(2 * draw.randint(-4, 3) + 1) / 8 for _ in range(size)] for _ in range(size)])
 
 
-def _random_matrix(draw: random.Random, size: int) -> list[list[float]]:
-    """A general basis and eigenvalues from 0.2 to 1.6, rounded to 64ths, which move them by less than 0.05."""
-    basis: list[list[float]] = []
-    while len(basis) < size:
-        row = [draw.gauss(0, 1) for _ in range(size)]
-        for _ in range(2):  # twice is enough
-            for other in basis:
-                share = sum(x * y for x, y in zip(row, other, strict=True))
-                row = [x - share * y for x, y in zip(row, other, strict=True)]
-        length = math.hypot(*row)
-        if length > 0.1:
-            basis.append([x / length for x in row])
-    values = [draw.uniform(0.2, 1.6) for _ in range(size)]
-    return [
-        [
-            round(64 * sum(v * row[min(i, j)] * row[max(i, j)] for v, row in zip(values, basis, strict=True))) / 64
-            for j in range(size)
-        ]
-        for i in range(size)
-    ]
+def _dominant_matrix(draw: random.Random, size: int) -> Rows:
+    """A symmetric matrix of 64ths without negative entries, positive definite because its diagonal dominates."""
+    rows = _diagonal([draw.randint(64, 112) / 64 for _ in range(size)])
+    for i in range(size):
+        for j in range(i):
+            rows[i][j] = rows[j][i] = draw.randint(0, 11) / 64
+    return rows
 
 
-def _with_spectrum(draw: random.Random, values: list[float]) -> list[list[float]]:
-    """Exactly these eight eigenvalues: the basis is a Hadamard matrix, with rows exchanged and signs changed."""
+def _with_spectrum(draw: random.Random, values: list[float]) -> Rows:
+    """A matrix with exactly these eight eigenvalues; its basis is a Hadamard matrix with permuted, signed rows."""
     rows = [[(-1.0) ** (i & j).bit_count() for j in range(8)] for i in range(8)]
     draw.shuffle(rows)
     rows = [[x * sign for x in row] for row in rows if (sign := draw.choice((-1.0, 1.0)))]
@@ -256,9 +206,9 @@ def _with_spectrum(draw: random.Random, values: list[float]) -> list[list[float]
     return [[sum(v * a * b for v, a, b in zip(values, p, q, strict=True)) / 8 for q in rows] for p in rows]
 
 
-def _diagonal(values: list[float]) -> list[list[float]]:
+def _diagonal(values: list[float]) -> Rows:
     return [[value if i == j else 0.0 for j in range(len(values))] for i, value in enumerate(values)]
 
 
-def _times(rows: list[list[float]], factor: float) -> list[list[float]]:
+def _times(rows: Rows, factor: float) -> Rows:
     return [[factor * x for x in row] for row in rows]

@@ -1,11 +1,13 @@
-"""``powerpool selfcheck``: run the battery on this machine, print the table, exit with 1 if anything is wrong."""
+"""``powerpool selfcheck``: run the checks on this machine, print a table, exit with 1 if one failed."""
 
 from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -13,21 +15,20 @@ from powerpool.console import emit, is_quiet, write_text
 from powerpool.errors import ArgumentError
 from powerpool.files import require_writable, write_json
 from powerpool.runs.environment import environment
-from powerpool.selfcheck import report
 from powerpool.selfcheck.battery import Battery
-from powerpool.selfcheck.report import Outcome
+from powerpool.selfcheck.checks import HEADING, Outcome, run_check
 from powerpool.tasks.training import require_device
 
 
 @dataclass(frozen=True)
 class SelfcheckOptions:
-    """Compare every curve, solver and pool with the right answers on this machine, in under a minute.
+    """Compare every curve, solver and pool with reference answers on this machine, in under a minute.
 
     Args:
         device: cpu, or a CUDA device
-        seed: seed of the matrices and features; a failure comes back with its seed
-        quick: leave out the compiler of torch.compile, which takes half of the time
-        out: a JSON file to write all of it to
+        seed: seed of the matrices and features; a failure can be repeated with its seed
+        quick: skip torch.compile with Inductor, which takes half of the time
+        out: JSON file to write the results to
     """
 
     device: str = "cpu"
@@ -45,39 +46,76 @@ class SelfcheckOptions:
 
 
 def run(options: SelfcheckOptions) -> int:
-    """Run all checks; 1 where one failed."""
+    """Run all checks; return 1 if one failed."""
     if options.out is not None:
-        require_writable(options.out)  # before the minute that it takes
+        require_writable(options.out)  # now, not after a minute of work
     started = time.perf_counter()
-    _say(report.HEADING)
+    print_line(HEADING)
     outcomes: list[Outcome] = []
     with torch.enable_grad():
         for check in Battery(options.seed, options.device).checks(options.quick):
-            _announce(f"{check.name} ...")
-            outcomes.append(report.run_check(check))
-            _announce("")
-            _say(outcomes[-1].line)
+            _show_progress(f"{check.name} ...")
+            outcomes.append(run_check(check))
+            _show_progress("")
+            print_line(outcomes[-1].line)
     seconds = time.perf_counter() - started
     about = {"device": options.device, "seed": options.seed, "quick": options.quick, "seconds": round(seconds, 1)}
-    machine = asdict(environment())
-    data = report.as_json(outcomes, about, machine)
+    machine, settings = asdict(environment()), torch_settings()
+    data = {
+        "passed": all(outcome.status != "failed" for outcome in outcomes),
+        **about,
+        "checks": [asdict(outcome) for outcome in outcomes],
+        "settings": settings,
+        "environment": machine,
+    }
     emit(data)
-    _say(f"\n{report.facts(about | machine)}\n\n{report.conclusion(outcomes, seconds)}")
-    _say("A report of a bug should contain all of this.")
+    print_line(f"\n{_facts(about | machine | settings)}\n\n{_summary(outcomes, seconds)}")
+    print_line("Please include all of this output in a bug report.")
     if options.out is not None:
         write_json(options.out, data)
-        _say(f"Written to {options.out}.")
+        print_line(f"Written to {options.out}.")
     return 0 if data["passed"] else 1
 
 
-def _say(text: str) -> None:
-    """Without rich: what checks an installation must not need the whole of it."""
+def torch_settings() -> dict[str, Any]:
+    """Settings of torch that change numbers and that its version does not tell."""
+    return {
+        "default_dtype": str(torch.get_default_dtype()),
+        "float32_matmul_precision": torch.get_float32_matmul_precision(),
+        "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
+        "mkl": torch.backends.mkl.is_available(),
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "cuda_runtime": torch.version.cuda,
+    }
+
+
+def _facts(facts: dict[str, Any]) -> str:
+    lines = []
+    for name, value in facts.items():
+        if isinstance(value, dict):
+            value = ", ".join(f"{key} {item}" for key, item in value.items()) or "none"
+        lines.append(f"{name + ':':<26}{'none' if value is None else value}")
+    return "\n".join(lines)
+
+
+def _summary(outcomes: Sequence[Outcome], seconds: float) -> str:
+    bad = [outcome.name for outcome in outcomes if outcome.status == "failed"]
+    skipped = sum(outcome.status == "skipped" for outcome in outcomes)
+    ran = len(outcomes) - skipped
+    text = f"{len(bad)} of {ran} checks FAILED in {seconds:.0f} s: {'; '.join(bad)}."
+    if not bad:
+        text = f"All {ran} checks passed in {seconds:.0f} s."
+    return text + (f" {skipped} skipped." if skipped else "")
+
+
+def print_line(text: str) -> None:
+    """Print without rich, which a minimal installation does not have, and flush, so that a pipe shows progress."""
     write_text(text + "\n")
-    sys.stdout.flush()  # a row when it is done, also into a pipe
+    sys.stdout.flush()
 
 
-def _announce(text: str) -> None:
-    """What is going on, on a line that the next one takes the place of; only where a person looks at the table."""
+def _show_progress(text: str) -> None:
+    """Replace the current line of a terminal."""
     if sys.stderr.isatty() and sys.stdout.isatty() and not is_quiet():
         sys.stderr.write(f"\r\x1b[K{text}")
         sys.stderr.flush()

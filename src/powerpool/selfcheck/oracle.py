@@ -1,13 +1,13 @@
-r"""The right answers, in 50 decimal digits and by textbook formulas.
+r"""Reference answers in 50 decimal digits, computed by textbook formulas.
 
-Python's ``decimal`` and nothing else: no torch, no LAPACK, no BLAS, no code of the library. Eigenvalues come from
-Jacobi rotations, gradients from Daleckii-Krein,
+The oracle of ``powerpool selfcheck`` and of the tests. It uses Python's ``decimal`` and nothing else: no torch, LAPACK
+or BLAS, and no code of the library. Eigenvalues come from Jacobi rotations, gradients from the Daleckii-Krein formula
 
 .. math:: \frac{\partial L}{\partial M} = U \bigl((U^T \operatorname{sym}(G)\, U) \odot K\bigr) U^T, \qquad
           K_{ij} = \frac{g(\lambda_i)-g(\lambda_j)}{\lambda_i-\lambda_j}
 
-with differences taken as they stand: 50 digits are enough for any of them. Matrices are tuples of rows. A double is a
-decimal number without any rounding, so that the input here is to the last bit the input of the library.
+with plain differences, for which 50 digits are enough. Matrices are tuples of rows. A double converts to a decimal
+number without rounding, so the oracle and the library see the same input to the last bit.
 """
 
 from __future__ import annotations
@@ -25,24 +25,27 @@ Matrix: TypeAlias = tuple[Vector, ...]
 Function: TypeAlias = Callable[[Decimal], Decimal]
 
 ZERO, ONE, TWO = Decimal(0), Decimal(1), Decimal(2)
-EPS = Decimal(1e-6)  # noqa: RUF032  # the double, not a millionth
-"""What the library adds to the trace by default, as the double that it is."""
+EPS = Decimal(1e-6)  # noqa: RUF032  # the double, not exactly one millionth
+"""Default ``eps`` of the library: added to the trace."""
 NOISE = Decimal("1e-30")
-"""What is smaller, beside the largest eigenvalue, is 0; the input has no such numbers, and 50 digits leave 1e-48."""
+"""Eigenvalues below this part of the largest are 0: inputs contain none so small, and round-off is about 1e-48."""
 STEP = Decimal("1e-16")
-"""Of differences in a parameter: they are exact to 30 digits."""
+"""Relative step of a difference in a parameter, which is then exact to 30 digits."""
 
 
 @contextmanager
 def exactly() -> Iterator[None]:
-    """A context in which decimal numbers have 50 digits."""
+    """Compute with 50 decimal digits inside the ``with`` block."""
     with localcontext(Context(prec=50)):
         yield
 
 
+# ---- curves ----------------------------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True)
 class Scalar:
-    """A curve as two formulas; the library's curves are never called."""
+    """A curve as two formulas, value and derivative."""
 
     value: Function
     slope: Function
@@ -51,6 +54,8 @@ class Scalar:
     """Whether the element-wise form adds eps to every entry."""
     infinite_slope: bool = False
     """Whether the slope at 0 is infinite: the gradient between null vectors is then defined as 0."""
+    signed: bool = False
+    """Whether the curve is defined for negative numbers."""
 
 
 def gamma(theta: Decimal) -> Scalar:
@@ -73,19 +78,21 @@ def maxexp(theta: Decimal, scale: Decimal = ONE) -> Scalar:
 
 
 def signed_maxexp(theta: Decimal) -> Scalar:
-    """MaxExp of the magnitude, with the sign."""
+    """sign(p) (1 - (1-|p|)^eta)."""
     return Scalar(
         lambda p: (1 - _power(1 - abs(p), theta)).copy_sign(p),
         lambda p: theta * _power(1 - abs(p), theta - 1),
+        signed=True,
     )
 
 
 def asinhe(theta: Decimal) -> Scalar:
-    """log(x + sqrt(1 + x^2)), x = gamma p."""
+    """log(x + sqrt(1 + x^2)) with x = gamma p."""
     return Scalar(
         lambda p: (abs(theta * p) + (1 + (theta * p) ** 2).sqrt()).ln().copy_sign(p),
         lambda p: theta / (1 + (theta * p) ** 2).sqrt(),
         trace_normalize=False,
+        signed=True,
     )
 
 
@@ -95,6 +102,7 @@ def sigme(theta: Decimal, trace_normalize: bool = True) -> Scalar:
         lambda p: 2 / (1 + (-theta * p).exp()) - 1,
         lambda p: 2 * theta * (-theta * abs(p)).exp() / (1 + (-theta * abs(p)).exp()) ** 2,
         trace_normalize,
+        signed=True,
     )
 
 
@@ -107,7 +115,7 @@ def hdp(theta: Decimal) -> Scalar:
 
 
 def fahdp(theta: Decimal, rounded: bool = True) -> Scalar:
-    """e^-t (1 - (1-p)^n) for t < 1 and e^-t p^n above, n rounded up below 1 and down above."""
+    """e^-t (1 - (1-p)^n) for t < 1, e^-t p^n for t >= 1; the exponent n is rounded up or down, respectively."""
     if theta >= 1:
         power = gamma(Decimal(math.floor(theta)) if rounded else theta)
         return Scalar(lambda p: (-theta).exp() * power.value(p), lambda p: (-theta).exp() * power.slope(p))
@@ -117,9 +125,9 @@ def fahdp(theta: Decimal, rounded: bool = True) -> Scalar:
 
 
 def newton_schulz(iterations: int) -> Scalar:
-    """Y_k of the coupled iteration for one eigenvalue: a polynomial of p that rises to its square root."""
+    """Y_k of the coupled iteration on one eigenvalue: a polynomial in p that tends to its square root."""
 
-    def run(p: Decimal) -> tuple[Decimal, Decimal]:
+    def iterate(p: Decimal) -> tuple[Decimal, Decimal]:
         y, z, y_slope, z_slope = p, ONE, ONE, ZERO
         for _ in range(iterations):
             w, w_slope = (3 - z * y) / 2, -(z_slope * y + z * y_slope) / 2
@@ -127,24 +135,27 @@ def newton_schulz(iterations: int) -> Scalar:
             z, z_slope = w * z, w_slope * z + w * z_slope
         return y, y_slope
 
-    return Scalar(lambda p: run(p)[0], lambda p: run(p)[1])
+    return Scalar(lambda p: iterate(p)[0], lambda p: iterate(p)[1])
+
+
+# ---- matrix functions and their gradients ----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Answer:
-    """A value and its gradient, each with the size that its error is relative to."""
+    """A value and a gradient, and for each the size that its error is measured against."""
 
     value: Matrix
     value_size: Decimal
     gradient: Matrix
     gradient_size: Decimal
-    """The largest gradient that this spectrum lets through. The gradient itself may be far smaller, where all
-    eigenvalues are saturated or the trace takes most of it back, and its round-off is not."""
+    """The largest gradient that this spectrum can produce. The gradient itself may be much smaller, because the curve
+    is saturated or the trace cancels most of it, but its round-off is not."""
 
 
 @dataclass(frozen=True)
 class Spectrum:
-    """A symmetric matrix and its decomposition U diag(lambda) U^T, made once and used by every curve."""
+    """A symmetric matrix and its decomposition U diag(lambda) U^T."""
 
     matrix: Matrix
     eigenvalues: Vector
@@ -152,7 +163,7 @@ class Spectrum:
 
 
 def spectrum(matrix: Matrix) -> Spectrum:
-    """Eigenvalues and vectors by cyclic Jacobi rotations."""
+    """Decompose a symmetric matrix by cyclic Jacobi rotations."""
     with exactly():
         size = len(matrix)
         a = [list(row) for row in matrix]
@@ -168,24 +179,23 @@ def spectrum(matrix: Matrix) -> Spectrum:
 
 
 def spectral(given: Spectrum, upstream: Matrix, scalar: Scalar, eps: Decimal = EPS) -> Answer:
-    """The curve of the spectrum, for the gradient ``upstream`` of the result."""
+    """Apply a curve to the spectrum; ``upstream`` is the gradient of the loss with respect to the result."""
     with exactly():
         divisor = _trace(given.matrix) + eps if scalar.trace_normalize else ONE
         points = tuple(value / divisor for value in given.eigenvalues)
-        value = _from_eigen(given.vectors, tuple(map(scalar.value, points)))
+        value = from_eigen(given.vectors, tuple(map(scalar.value, points)))
         through, steepest = _through_spectrum(given.vectors, points, upstream, scalar)
         gradient = _through_division(through, given.matrix, divisor, scalar.trace_normalize)
         return Answer(value, norm(value), gradient, steepest * norm(symmetric(upstream)) / divisor)
 
 
 def square_root(given: Spectrum, upstream: Matrix, iterations: int) -> Answer:
-    """sqrt(tr M) Y_k(M / tr M); 0 and without gradient for the zero matrix."""
+    """sqrt(tr M) Y_k(M / tr M); for the zero matrix value and gradient are 0."""
     with exactly():
         trace, size = _trace(given.matrix), len(given.matrix)
         if trace == 0:
             return Answer(given.matrix, ZERO, given.matrix, ZERO)
-        scalar = newton_schulz(iterations)
-        unit = spectral(given, upstream, scalar, eps=ZERO)
+        unit = spectral(given, upstream, newton_schulz(iterations), eps=ZERO)
         root = trace.sqrt()
         restored = inner(upstream, unit.value) / (2 * root)
         gradient = add(scaled(unit.gradient, root), scaled(identity(size), restored))
@@ -193,13 +203,12 @@ def square_root(given: Spectrum, upstream: Matrix, iterations: int) -> Answer:
 
 
 def elementwise(matrix: Matrix, upstream: Matrix, scalar: Scalar) -> Answer:
-    """The curve of every entry."""
+    """Apply a curve to every entry."""
     with exactly():
         divisor = _trace(matrix) + EPS if scalar.trace_normalize else ONE
         added = EPS if scalar.adds_eps else ZERO
         points = _each(lambda m: m / divisor + added, matrix)
-        value = _each(scalar.value, points)
-        slopes = _each(scalar.slope, points)
+        value, slopes = _each(scalar.value, points), _each(scalar.slope, points)
         through = _each(operator.mul, upstream, slopes)
         gradient = _through_division(through, matrix, divisor, scalar.trace_normalize)
         secants = [abs(scalar.value(p) / p) for row in points for p in row if p != 0]
@@ -210,7 +219,7 @@ def elementwise(matrix: Matrix, upstream: Matrix, scalar: Scalar) -> Answer:
 def parameter_slope(
     given: Spectrum, upstream: Matrix, make: Callable[[Decimal], Scalar], theta: Decimal
 ) -> tuple[Decimal, Decimal]:
-    """dL/dtheta of the spectral form by a central difference, and the size that its error is relative to."""
+    """Return dL/dtheta of :func:`spectral`, by a central difference, and the size its error is measured against."""
     with exactly():
         step = STEP * theta
         high, low = (spectral(given, upstream, make(theta + sign * step)).value for sign in (ONE, -ONE))
@@ -218,61 +227,36 @@ def parameter_slope(
         return inner(upstream, change), norm(upstream) * norm(change)
 
 
-def moment(features: Matrix, beta: Decimal = ZERO) -> Matrix:  # shape: (C, N) -> (C, C)
-    """1/N sum of the outer products of columns, less a part of their mean."""
+def moment(features: Matrix) -> Matrix:  # shape: (C, N) -> (C, C)
+    """X X^T / N."""
     with exactly():
-        centred = centre(features, beta)
-        return scaled(product(centred, transpose(centred)), 1 / Decimal(len(features[0])))
+        return scaled(product(features, transpose(features)), 1 / Decimal(len(features[0])))
 
 
-def moment_gradient(features: Matrix, upstream: Matrix, beta: Decimal = ZERO) -> Matrix:  # shape: (C, N)
-    """(G + G^T) X / N, centred as X is: centering is a symmetric matrix from the right."""
+def pool(features: Matrix, given: Spectrum, upstream: Matrix, scalar: Scalar) -> Answer:
+    """Apply a curve to the spectrum of :func:`moment`, whose decomposition is ``given``."""
     with exactly():
-        both = scaled(symmetric(upstream), TWO / Decimal(len(features[0])))
-        return centre(product(both, centre(features, beta)), beta)
+        top = spectral(given, upstream, scalar)
+        scale = TWO / Decimal(len(features[0]))
+        gradient = scaled(product(symmetric(top.gradient), features), scale)
+        return Answer(top.value, top.value_size, gradient, top.gradient_size * scale * norm(features))
 
 
-def centre(features: Matrix, beta: Decimal) -> Matrix:
-    """Columns less ``beta`` times their mean."""
-    means = [sum(row, ZERO) / len(row) for row in features]
-    return tuple(tuple(x - beta * mean for x in row) for row, mean in zip(features, means, strict=True))
-
-
-def coordinates(height: int, width: int, pivots: int, sigma: Decimal) -> Matrix:  # shape: (2Z, H W)
-    """Codes of x, then of y, of locations row by row."""
-    with exactly():
-        centres = [Decimal("-0.2") + Decimal("1.4") * k / (pivots - 1) for k in range(pivots)]
-        places = [
-            (Decimal(column) / (width - 1), Decimal(row) / (height - 1))
-            for row in range(height)
-            for column in range(width)
-        ]
-        return tuple(
-            tuple((-(((place[axis] - centre_) / sigma) ** 2)).exp() for place in places)
-            for axis in (0, 1)
-            for centre_ in centres
-        )
-
-
-def vector(matrix: Matrix) -> Vector:
-    """The upper triangle row by row, off the diagonal times the root of 2."""
-    with exactly():
-        size = len(matrix)
-        return tuple(matrix[i][j] * (ONE if i == j else TWO.sqrt()) for i in range(size) for j in range(i, size))
+# ---- matrix algebra --------------------------------------------------------------------------------------------------
 
 
 def exact(rows: Sequence[Sequence[float]]) -> Matrix:
-    """Doubles as the decimal numbers that they are."""
+    """Convert doubles to decimal numbers without rounding."""
     return tuple(tuple(map(Decimal, row)) for row in rows)
 
 
 def floats(matrix: Matrix) -> list[list[float]]:
-    """Decimal numbers as the nearest doubles."""
+    """Convert decimal numbers to the nearest doubles."""
     return [[float(entry) for entry in row] for row in matrix]
 
 
 def identity(size: int) -> Matrix:
-    """I."""
+    """The identity matrix."""
     return tuple(tuple(ONE if i == j else ZERO for j in range(size)) for i in range(size))
 
 
@@ -312,6 +296,11 @@ def norm(matrix: Matrix) -> Decimal:
     return inner(matrix, matrix).sqrt()
 
 
+def from_eigen(vectors: Matrix, values: Vector) -> Matrix:
+    """U diag(values) U^T."""
+    return product(tuple(tuple(map(operator.mul, row, values)) for row in vectors), transpose(vectors))
+
+
 def _each(function: Callable[..., Decimal], *matrices: Matrix) -> Matrix:
     return tuple(tuple(map(function, *rows)) for rows in zip(*matrices, strict=True))
 
@@ -341,12 +330,8 @@ def _rotate(a: list[list[Decimal]], v: list[list[Decimal]], p: int, q: int) -> N
     )
 
 
-def _from_eigen(vectors: Matrix, values: Vector) -> Matrix:
-    return product(tuple(tuple(map(operator.mul, row, values)) for row in vectors), transpose(vectors))
-
-
 def _through_spectrum(vectors: Matrix, points: Vector, upstream: Matrix, scalar: Scalar) -> tuple[Matrix, Decimal]:
-    """U ((U^T sym(G) U) * K) U^T, and the largest entry of K, secants to 0 included."""
+    """U ((U^T sym(G) U) * K) U^T, and the largest entry of K or secant to 0."""
     largest = max(map(abs, points))
 
     def quotient(a: Decimal, b: Decimal) -> Decimal:
@@ -362,7 +347,7 @@ def _through_spectrum(vectors: Matrix, points: Vector, upstream: Matrix, scalar:
 
 
 def _through_division(through: Matrix, matrix: Matrix, divisor: Decimal, divided: bool) -> Matrix:
-    """The gradient of M, from that of M/(tr M + eps): the trace takes its share back."""
+    """The gradient with respect to M, from that with respect to M/(tr M + eps)."""
     if not divided:
         return through
     share = inner(through, matrix) / divisor**2

@@ -1,7 +1,7 @@
-"""The theory of the paper as functions: each theorem, remark and link between curves, to be called and tested.
+"""The theory of the paper as functions: theorems, remarks, and links between curves.
 
 Labels such as "Eq. eta_par" are those of the paper's LaTeX source. ``docs/claims.md`` lists every claim with its
-function and the test that holds it; ``docs/errata.md`` what is wrong in print.
+function and its test, ``docs/errata.md`` the errors in the printed paper.
 
 Example:
     >>> from powerpool import theory

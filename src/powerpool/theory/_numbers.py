@@ -1,6 +1,6 @@
-"""What the scalar formulas take and give back: numbers, NumPy arrays or tensors, computed in float64.
+"""Evaluate scalar formulas of numbers, NumPy arrays or tensors in float64, and check their arguments.
 
-A number gives a number, an array an array, a tensor a float64 tensor through which gradients flow.
+A number gives a number, an array an array, and a tensor a float64 tensor through which gradients flow.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from powerpool.errors import ArgumentError
 
 
 def evaluate(formula: Callable[..., Any], **arguments: Any) -> Any:
-    """``formula`` of the arguments as float64 tensors; its result, one tensor or a tuple, in the kind of the arguments.
+    """Apply ``formula`` to the arguments as float64 tensors; convert its result, one tensor or a tuple, back.
 
     Example:
         >>> evaluate(lambda x, y: x + y, x=1, y=0.5)
@@ -33,8 +33,8 @@ def evaluate(formula: Callable[..., Any], **arguments: Any) -> Any:
     return tuple(back(part) for part in result) if isinstance(result, tuple) else back(result)
 
 
-def require(x: Tensor, name: str, need: str, inside: Tensor) -> None:
-    """Refuse what is not finite or not ``inside``, and say the first such value.
+def require(x: Tensor, name: str, need: str, inside: Tensor) -> Tensor:
+    """Return ``x``; refuse values that are not finite or not ``inside``.
 
     Example:
         >>> x = torch.tensor(-1.0)
@@ -46,20 +46,26 @@ def require(x: Tensor, name: str, need: str, inside: Tensor) -> None:
     if bool(bad.any()):
         first = torch.broadcast_to(x, bad.shape)[bad][0].item()
         raise ArgumentError(f"{name} must be finite and {need} (got {first:.6g}).")
+    return x
 
 
-def require_positive(x: Tensor, name: str) -> None:
-    """Refuse everything but finite numbers above 0."""
-    require(x, name, "> 0", x > 0)
+def require_positive(x: Tensor, name: str) -> Tensor:
+    """Return ``x``; refuse everything but finite numbers above 0."""
+    return require(x, name, "> 0", x > 0)
 
 
-def require_unit(x: Tensor, name: str) -> None:
-    """Refuse everything but numbers in [0, 1]."""
-    require(x, name, "in [0, 1]", (x >= 0) & (x <= 1))
+def require_at_least(x: Tensor, name: str, least: int) -> Tensor:
+    """Return ``x``; refuse everything but finite numbers from ``least`` on."""
+    return require(x, name, f">= {least}", x >= least)
+
+
+def require_unit(x: Tensor, name: str) -> Tensor:
+    """Return ``x``; refuse everything but numbers in [0, 1]."""
+    return require(x, name, "in [0, 1]", (x >= 0) & (x <= 1))
 
 
 def require_whole(value: object, name: str, least: int, most: float = math.inf, why: str = "") -> int:
-    """The whole number that ``value`` is, between ``least`` and ``most``.
+    """Return ``value`` as an int; refuse everything but whole numbers between ``least`` and ``most``.
 
     Example:
         >>> require_whole(2.5, "eta", 1)
@@ -81,7 +87,7 @@ def _tensor(value: Any, name: str) -> Tensor:
     if _is_number(value):
         return torch.tensor(float(value), dtype=torch.float64)
     if _is_array(value) and getattr(getattr(value, "dtype", None), "kind", "") in ("i", "u", "f"):
-        # A copy: as_tensor would share the caller's memory, and warn where that is read-only.
+        # A copy: as_tensor would share memory with the caller, and warn if it is read-only.
         return torch.tensor(value, dtype=torch.float64)
     kind = type(value).__name__
     raise ArgumentError(
@@ -94,7 +100,7 @@ def _is_number(value: object) -> bool:
 
 
 def _is_array(value: Any) -> bool:
-    # NumPy is an optional package: an array is known by its protocol. NumPy's scalars have it too, and are numbers.
+    # By its protocol, because NumPy is optional. NumPy scalars have it too, but are numbers.
     return hasattr(value, "__array__") and not isinstance(value, (Tensor, numbers.Real))
 
 

@@ -1,7 +1,6 @@
 r"""Derivatives of matrix powers as the paper writes them out: linear in the exponent (App. N and O).
 
-The library's own backward needs far fewer products (``powerpool.solvers.Squaring``); these are what it is measured
-against.
+The backward of the library (``powerpool.solvers.Squaring``) needs far fewer products; these are for comparison.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ def maxexp_gradient(
 
     .. math:: \frac{d\ell}{dM} = +\sum_{n=0}^{\eta-1} (I-M)^n G (I-M)^{\eta-1-n}
 
-    The paper prints a minus. Only the symmetric part of G reaches M: it is taken first. With ``halved`` the second half
-    of the sum is the transpose of the first, and is not computed.
+    The paper prints a minus. Only the symmetric part of G has an effect, so it is taken first. With ``halved`` the
+    second half of the sum is not computed, because it is the transpose of the first.
 
     Example:
         >>> matrix, grad = torch.tensor([[0.5, 0.0], [0.0, 0.25]]), torch.eye(2)

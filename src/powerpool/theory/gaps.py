@@ -1,7 +1,7 @@
 r"""How far the bounds of HDP are from it, in :math:`y = t/\lambda`, where HDP is :math:`e^{-y}` (App. F and P).
 
-The line :math:`(\frac1e - 1)y + 1` is above :math:`e^{-y}` on [0, 1]. MaxExp is lowered until it touches that line at
-:func:`y_of_eta`; the scaled MaxExp of FAHDP until it touches the line :func:`fahdp_line` at ``y1``.
+The line :math:`(\frac1e - 1)y + 1` is above :math:`e^{-y}` on [0, 1]. MaxExp touches that line from above at
+:func:`y_of_eta`, and the scaled MaxExp of FAHDP the line :func:`fahdp_line` at ``y1``.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from powerpool.errors import require_choice
-from powerpool.theory._numbers import evaluate, require
-from powerpool.theory.links import LOG_RATIO, _eta_bar_of_t, _eta_tilde_of_t, _t_of_eta
+from powerpool.theory._numbers import evaluate, require_at_least
+from powerpool.theory.links import LOG_RATIO, eta_bar_of_t, eta_tilde_of_t, t_of_eta
 
 T = TypeVar("T")
 Touch = Literal["eta_bar", "eta_tilde"]
@@ -23,7 +23,7 @@ TOUCHES = ("eta_bar", "eta_tilde")
 
 
 class Line(NamedTuple):
-    """The line a y + b; both of the kind that t was: numbers, arrays or tensors."""
+    """The line a y + b; numbers, arrays or tensors, as t is."""
 
     a: Any
     b: Any
@@ -53,17 +53,17 @@ def y_of_eta(eta: T) -> T:
 
     .. math:: y(\eta) = \frac{e}{e-1} \Bigl(\frac{\eta}{\eta+1}\Bigr)^\eta, \qquad \eta > 0
 
-    It falls from e/(e-1) = 1.582 at 0 over 0.791 at 1 to 1/(e-1) = 0.582.
+    It falls from e/(e-1) = 1.582 at 0 to 0.791 at 1, and to 1/(e-1) = 0.582 at infinity.
 
     Example:
         >>> round(y_of_eta(1.0), 4), round(y_of_eta(1e6), 4)
         (0.791, 0.582)
     """
-    return evaluate(lambda x: _t_of_eta(x) * (x + 1), eta=eta)
+    return evaluate(lambda x: t_of_eta(x) * (x + 1), eta=eta)
 
 
 def alpha_of_eta(eta: T) -> T:
-    r"""What ties time and exponent together, :math:`\alpha = t\eta` (Eq. yalpha).
+    r"""The product of time and exponent, :math:`\alpha = t\eta` (Eq. yalpha).
 
     .. math:: \alpha(\eta) = \frac{e}{e-1} \Bigl(\frac{\eta}{\eta+1}\Bigr)^{\eta+1}, \qquad \eta > 0
 
@@ -71,32 +71,42 @@ def alpha_of_eta(eta: T) -> T:
         >>> round(alpha_of_eta(1.0), 4), round(alpha_of_eta(1e6), 4)
         (0.3955, 0.582)
     """
-    return evaluate(lambda x: _t_of_eta(x) * x, eta=eta)
+    return evaluate(lambda x: t_of_eta(x) * x, eta=eta)
 
 
 def eps1(eta: T) -> T:
-    r"""MaxExp above HDP at :math:`\lambda = t(\eta)`, where the line touches HDP (Eq. bounds1), :math:`\eta \ge 1`.
+    r"""The gap of MaxExp to HDP at :math:`\lambda = t(\eta)`, where the line touches HDP (Eq. bounds1).
 
-    .. math:: \epsilon_1 = \frac{e-1}{e} - (1 - t(\eta))^\eta
+    .. math:: \epsilon_1 = \frac{e-1}{e} - (1 - t(\eta))^\eta, \qquad \eta \ge 1
 
     Example:
         >>> round(eps1(2.0), 6), round(eps1(1e6), 6)
         (0.045927, 0.073328)
     """
-    return evaluate(_eps1, eta=eta)
+
+    def formula(eta: Tensor) -> Tensor:
+        require_at_least(eta, "eta", 1)
+        return (1 - 1 / math.e) - torch.exp(eta * torch.log1p(-t_of_eta(eta)))
+
+    return evaluate(formula, eta=eta)
 
 
 def eps2(eta: T) -> T:
-    r"""MaxExp above HDP at :math:`\lambda = 1/(\eta+1)`, where it touches the line (Eq. bounds1), :math:`\eta \ge 1`.
+    r"""The gap of MaxExp to HDP at :math:`\lambda = 1/(\eta+1)`, where it touches the line (Eq. bounds1).
 
     .. math:: \epsilon_2 = 1 - \Bigl(\frac{\eta}{\eta+1}\Bigr)^\eta
-              - \exp\Bigl(-\frac{e}{e-1} \Bigl(\frac{\eta}{\eta+1}\Bigr)^\eta\Bigr) \ge \epsilon_1
+              - \exp\Bigl(-\frac{e}{e-1} \Bigl(\frac{\eta}{\eta+1}\Bigr)^\eta\Bigr) \ge \epsilon_1, \qquad \eta \ge 1
 
     Example:
         >>> round(eps2(2.0), 6), round(eps2(1e6), 6)
         (0.060508, 0.073328)
     """
-    return evaluate(_eps2, eta=eta)
+
+    def formula(eta: Tensor) -> Tensor:
+        power = -require_at_least(eta, "eta", 1) * torch.log1p(1 / eta)
+        return -torch.expm1(power) - torch.exp(-torch.exp(LOG_RATIO + power))
+
+    return evaluate(formula, eta=eta)
 
 
 def fahdp_line(t: T, touch: Touch = "eta_bar") -> Line:
@@ -105,9 +115,9 @@ def fahdp_line(t: T, touch: Touch = "eta_bar") -> Line:
     .. math:: a = \frac{e^{-t}}{t} \frac{r}{1-\bar\eta}, \qquad b = e^{-t} \Bigl(1 - \frac{r}{1-\bar\eta}\Bigr), \qquad
               r = \Bigl(\frac{\bar\eta-1}{\bar\eta}\Bigr)^{\tilde\eta}
 
-    It meets FAHDP at y0 = t and :math:`y_1 = t\bar\eta`. With :math:`\bar\eta(t)`, as in the paper, that is a crossing,
-    and FAHDP dips below the line right after it. With ``touch="eta_tilde"`` :math:`\tilde\eta` takes the place of
-    :math:`\bar\eta`: the line is FAHDP's tangent at y1, and never above FAHDP.
+    It meets FAHDP at y0 = t and :math:`y_1 = t\bar\eta`. With :math:`\bar\eta(t)`, as in the paper, the line crosses
+    FAHDP at y1, which is slightly below the line right after it. With ``touch="eta_tilde"`` :math:`\tilde\eta` replaces
+    :math:`\bar\eta`: the line is the tangent of FAHDP at y1, and never above FAHDP.
 
     Example:
         >>> [round(part, 5) for part in fahdp_line(0.1)]
@@ -136,7 +146,7 @@ def touching_points(t: T, touch: Touch = "eta_bar") -> TouchingPoints:
 
 
 def eps3(t: T, touch: Touch = "eta_bar") -> T:
-    r"""FAHDP above HDP at y1, where the line meets FAHDP (Eq. bounds_new), 0 < t < 1.
+    r"""The gap of FAHDP to HDP at y1, where the line meets FAHDP (Eq. bounds_new), 0 < t < 1.
 
     .. math:: \epsilon_3 = e^{-t} - e^{-t} \Bigl(\frac{\bar\eta-1}{\bar\eta}\Bigr)^{\tilde\eta} - e^{-t\bar\eta}
 
@@ -149,7 +159,7 @@ def eps3(t: T, touch: Touch = "eta_bar") -> T:
 
 
 def eps4(t: T, touch: Touch = "eta_bar") -> T:
-    r"""FAHDP above HDP at y3, where the line meets HDP (Eq. bounds_new), 0 < t < 1. Needs SciPy.
+    r"""The gap of FAHDP to HDP at y3, where the line meets HDP (Eq. bounds_new), 0 < t < 1. Needs SciPy.
 
     .. math:: \epsilon_4 = e^{-t} - e^{-t} \Bigl(\frac{y_3-t}{y_3}\Bigr)^{\tilde\eta} - e^{-y_3} \ge \epsilon_3
 
@@ -161,29 +171,14 @@ def eps4(t: T, touch: Touch = "eta_bar") -> T:
     return evaluate(lambda x: _gap(x, _points(x, touch)[3]), t=t)
 
 
-def _require_counts(eta: Tensor) -> None:
-    require(eta, "eta", ">= 1", eta >= 1)
-
-
-def _eps1(eta: Tensor) -> Tensor:
-    _require_counts(eta)
-    return (1 - 1 / math.e) - torch.exp(eta * torch.log1p(-_t_of_eta(eta)))
-
-
-def _eps2(eta: Tensor) -> Tensor:
-    _require_counts(eta)
-    power = -eta * torch.log1p(1 / eta)
-    return -torch.expm1(power) - torch.exp(-torch.exp(LOG_RATIO + power))
-
-
 def _touching_eta(t: Tensor, touch: str) -> Tensor:
-    eta_bar = _eta_bar_of_t(t)  # also refuses times outside (0, 1)
-    return eta_bar if touch == "eta_bar" else _eta_tilde_of_t(t)
+    eta_bar = eta_bar_of_t(t)  # also refuses times outside (0, 1)
+    return eta_bar if touch == "eta_bar" else eta_tilde_of_t(t)
 
 
 def _line(t: Tensor, touch: str) -> tuple[Tensor, Tensor]:
     eta = _touching_eta(t, touch)
-    drop = torch.exp(_eta_tilde_of_t(t) * torch.log1p(-1 / eta)) / (eta - 1)
+    drop = torch.exp(eta_tilde_of_t(t) * torch.log1p(-1 / eta)) / (eta - 1)
     return -torch.exp(-t) * drop / t, torch.exp(-t) * (1 + drop)
 
 
@@ -194,7 +189,7 @@ def _points(t: Tensor, touch: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def _gap(t: Tensor, y: Tensor) -> Tensor:
-    fahdp = -torch.exp(-t) * torch.expm1(_eta_tilde_of_t(t) * torch.log1p(-t / y))
+    fahdp = -torch.exp(-t) * torch.expm1(eta_tilde_of_t(t) * torch.log1p(-t / y))
     return fahdp - torch.exp(-y)
 
 

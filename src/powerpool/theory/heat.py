@@ -21,7 +21,7 @@ from powerpool.errors import ArgumentError, NotPositiveError, ShapeError
 from powerpool.linalg.products import symmetrize
 from powerpool.normalize import require_symmetric
 from powerpool.theory._numbers import require_positive
-from powerpool.theory.links import _eta_of_t, _eta_slope
+from powerpool.theory.links import eta_of_t, eta_slope
 
 
 class LoopyGraph(NamedTuple):
@@ -30,9 +30,9 @@ class LoopyGraph(NamedTuple):
     laplacian: Tensor
     """The precision matrix Q = M^+."""
     weights: Tensor
-    """Of edges between different nodes, -Q off the diagonal; negative where features repel each other."""
+    """Weights of edges between different nodes, -Q off the diagonal; negative for features that repel each other."""
     loops: Tensor
-    """Of the edge of a node with itself: the row sums of Q, which an ordinary Laplacian has all 0."""
+    """Weights of self-loops: the row sums of Q, which are 0 for an ordinary Laplacian."""
 
 
 def loopy_graph(matrix: Tensor, tolerance: float = 1e-12) -> LoopyGraph:  # shape: (*, C, C)
@@ -54,10 +54,10 @@ def loopy_graph(matrix: Tensor, tolerance: float = 1e-12) -> LoopyGraph:  # shap
 
 
 def heat_kernel(laplacian: Tensor, t: float) -> Tensor:  # shape: (*, C, C) -> (*, C, C)
-    r"""Where heat is after a time t, by dv/dt + Lv = 0 (Eq. heat_eq): :math:`K(L; t) = \operatorname{Exp}(-tL)`.
+    r"""The heat kernel :math:`K(L; t) = \operatorname{Exp}(-tL)`, which solves dv/dt + Lv = 0 (Eq. heat_eq).
 
     Example:
-        >>> heat_kernel(torch.tensor([[1.0, -1.0], [-1.0, 1.0]]), 100.0)  # two nodes: both hold half in the end
+        >>> heat_kernel(torch.tensor([[1.0, -1.0], [-1.0, 1.0]]), 100.0)  # two nodes: each has half of the heat
         tensor([[0.5000, 0.5000],
                 [0.5000, 0.5000]], dtype=torch.float64)
     """
@@ -68,7 +68,7 @@ def heat_kernel(laplacian: Tensor, t: float) -> Tensor:  # shape: (*, C, C) -> (
 
 
 def graph_hdp(matrix: Tensor, t: float, tolerance: float = 1e-12) -> Tensor:  # shape: (*, C, C) -> (*, C, C)
-    r"""The heat kernel of the graph of M, on the range of M: HDP as the paper means it (Theorem heatdiff).
+    r"""The heat kernel of the graph of M, on the range of M, which is HDP (Theorem heatdiff).
 
     .. math:: \Pi \operatorname{Exp}(-tM^+) \Pi, \qquad \Pi = M M^+
 
@@ -87,7 +87,7 @@ def graph_hdp(matrix: Tensor, t: float, tolerance: float = 1e-12) -> Tensor:  # 
 def maxexp_flow(matrix: Tensor, t: float) -> Tensor:  # shape: (*, C, C) -> (*, C, C)
     r"""MaxExp as a state of heat at time t: :math:`V(t) = I - (I-M)^{\eta(t)}` with :func:`eta_of_t` (App. H).
 
-    M needs eigenvalues in [0, 1]. Its exponent grows without end as t falls to 0, and V tends to the identity on the
+    M needs eigenvalues in [0, 1]. As t falls to 0 the exponent grows to infinity, and V tends to the identity on the
     range of M.
 
     Example:
@@ -96,7 +96,7 @@ def maxexp_flow(matrix: Tensor, t: float) -> Tensor:  # shape: (*, C, C) -> (*, 
                 [0., 0.]], dtype=torch.float64)
     """
     values, vectors = _unit_spectrum(matrix)
-    return _rebuild(vectors, -torch.expm1(_eta_of_t(_time(t)) * torch.log1p(-values)))
+    return _rebuild(vectors, -torch.expm1(eta_of_t(_time(t)) * torch.log1p(-values)))
 
 
 def maxexp_flow_rate(state: Tensor, matrix: Tensor, t: float) -> Tensor:  # shape: (*, C, C), (*, C, C) -> (*, C, C)
@@ -104,8 +104,8 @@ def maxexp_flow_rate(state: Tensor, matrix: Tensor, t: float) -> Tensor:  # shap
 
     .. math:: \frac{dV}{dt} = -\frac{d\eta}{dt} \operatorname{Log}(I-M) (I - V)
 
-    M needs eigenvalues in [0, 1]; where one is 1, V is 1 for all times, and the rate is 0. A vector is a state of the
-    same kind, :math:`v = V v_0`, with :math:`v_0 - v` in place of I - V.
+    M needs eigenvalues in [0, 1]; for an eigenvalue 1, V is 1 at all times and the rate is 0. For a vector
+    :math:`v = V v_0`, I - V becomes :math:`v_0 - v`.
 
     Example:
         >>> matrix = torch.diag(torch.tensor([0.5, 0.0]))
@@ -115,7 +115,7 @@ def maxexp_flow_rate(state: Tensor, matrix: Tensor, t: float) -> Tensor:  # shap
     values, vectors = _unit_spectrum(matrix)
     logs = torch.where(values < 1, torch.log1p(-torch.where(values < 1, values, 0.0)), 0.0)
     identity = torch.eye(values.shape[-1], dtype=torch.float64, device=values.device)
-    return -_eta_slope(_time(t)) * _rebuild(vectors, logs) @ (identity - _like(state, matrix))
+    return -eta_slope(_time(t)) * _rebuild(vectors, logs) @ (identity - _like(state, matrix))
 
 
 def gamma_flow(matrix: Tensor, t: float, tolerance: float = 1e-12) -> Tensor:  # shape: (*, C, C) -> (*, C, C)

@@ -1,4 +1,4 @@
-r"""Two kernels behind the features: the polynomial one of Prop. 1, and the RBF of the spatial coordinates (App. L)."""
+r"""Two kernels: the polynomial kernel of Prop. 1, and the RBF kernel of the spatial coordinates (App. L)."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from powerpool.theory._numbers import evaluate, require_positive, require_whole
 T = TypeVar("T")
 
 LOW, HIGH = -0.2, 1.2
-"""Where the first and the last pivot stand."""
+"""Positions of the first and the last pivot."""
 
 
 def polynomial_kernel(a: Tensor, b: Tensor) -> Tensor:  # shape: (*, C, N), (*, C, N*) -> (*,)
-    r"""The mean over pairs of locations of a squared dot product: the left side of Prop. linearize.
+    r"""The mean of squared dot products over pairs of locations: the left side of Prop. linearize.
 
     .. math:: K(\Phi_A, \Phi_B) = \frac{1}{N N^*} \sum_n \sum_{n'} \langle \phi_n, \phi^*_{n'} \rangle^2
 
@@ -70,7 +70,7 @@ def rbf_riemann_sum(x: T, y: T, sigma: T, pivots: int) -> T:
     .. math:: c \sum_{i=1}^{Z} \varphi_i(x) \varphi_i(y), \qquad \varphi_i(x) = G_{\sigma/\sqrt2}(x-\zeta_i), \qquad
               c = \sqrt{\frac{2}{\pi\sigma^2}}\, \frac{1.4}{Z-1}
 
-    :func:`powerpool.spatial_coordinates` has the same features, with c = 1 as the paper sets it.
+    :func:`powerpool.spatial_coordinates` uses the same features, with c = 1 as in the paper.
 
     Example:
         >>> round(rbf_riemann_sum(0.4, 0.6, 0.3, pivots=10), 4), round(rbf_kernel(0.4, 0.6, 0.3), 4)
@@ -87,15 +87,15 @@ def rbf_riemann_sum(x: T, y: T, sigma: T, pivots: int) -> T:
 
 
 def rbf_riemann_bound(x: T, y: T, sigma: T, pivots: int) -> T:
-    r"""A bound of the error of :func:`rbf_riemann_sum` for x, y in [0, 1] (ours; the paper has none).
+    r"""A bound of the error of :func:`rbf_riemann_sum` for x, y in [0, 1]; it is not in the paper.
 
     .. math:: G_\sigma(x-y) \Bigl(2 \sum_{k \ge 1} e^{-\pi^2\sigma^2 k^2/(2\Delta^2)}
               + \tfrac12 \operatorname{erfc} \frac{\sqrt2 (m+0.2)}{\sigma}
               + \tfrac12 \operatorname{erfc} \frac{\sqrt2 (1.2-m)}{\sigma}\Bigr),
               \qquad m = \frac{x+y}2, \quad \Delta = \frac{1.4}{Z-1}
 
-    The first term is for gaps between pivots, by Poisson's summation; the others for pivots that are not there. More
-    pivots help with the first alone.
+    The first term bounds the effect of the gaps between pivots, by Poisson summation; the others that of the missing
+    pivots outside of [-0.2, 1.2]. More pivots reduce only the first.
 
     Example:
         >>> round(rbf_riemann_bound(0.4, 0.6, 0.3, pivots=5), 4)
@@ -111,7 +111,7 @@ def rbf_riemann_bound(x: T, y: T, sigma: T, pivots: int) -> T:
             if not bool(((place >= 0) & (place <= 1)).all()):
                 raise ArgumentError(f"{name} must be in [0, 1], where coordinates are (got {place.tolist()}).")
         decay = torch.exp(-(math.pi * sigma / step).square() / 2)
-        # The terms are below those of a geometric series, and below an integral, which is less for a narrow kernel.
+        # The smaller of a geometric series and an integral, which is tighter for a narrow kernel.
         gaps = 2 * torch.minimum(decay / (1 - decay), step / (math.sqrt(2 * math.pi) * sigma))
         middle = (x + y) / 2
         outside = sum(torch.erfc(math.sqrt(2) * away / sigma) for away in (middle - LOW, HIGH - middle))

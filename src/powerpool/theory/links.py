@@ -1,21 +1,21 @@
-r"""Which parameter of one curve makes it bound, or resemble, another.
+r"""Links between the parameters of curves, such that one bounds or resembles another.
 
 ========================  ==========================================  =====================
 link                      meaning                                     where
 ========================  ==========================================  =====================
-:func:`t_of_eta`          the HDP that MaxExp is above                Eq. eta_par
-:func:`eta_of_t`          its inverse, nearly; still a bound          Eq. t_par
+:func:`t_of_eta`          the HDP that MaxExp bounds from above       Eq. eta_par
+:func:`eta_of_t`          its approximate inverse; still a bound      Eq. t_par
 :func:`gamma_of_t`        the Gamma that touches HDP from above       Theorem gamma_bounds
 :func:`t_of_gamma`        its inverse                                 Theorem gamma_bounds
 :func:`t_of_eta_bar`      the scaled MaxExp on the line above HDP     Eq. yalpha_scaled
-:func:`eta_tilde_of_t`    its inverse, nearly: FAHDP's exponent       Eq. eta_hat_approx
-:func:`eta_bar_of_t`      its inverse, more closely                   App. P
+:func:`eta_tilde_of_t`    its approximate inverse, used by FAHDP      Eq. eta_hat_approx
+:func:`eta_bar_of_t`      a closer approximation of its inverse       App. P
 :func:`eta_prime_of_eta`  the SigmE that meets MaxExp                 Remark maxexp_sigmoid
 :func:`eta_of_eta_prime`  its inverse                                 Remark maxexp_sigmoid
 ========================  ==========================================  =====================
 
-Every function takes a number, a NumPy array or a tensor and gives back the same kind, computed in float64 and in
-logarithms: nothing overflows.
+Every function takes a number, a NumPy array or a tensor and returns the same kind. It computes in float64 and in
+logarithms, so that nothing overflows.
 """
 
 from __future__ import annotations
@@ -26,18 +26,16 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from powerpool.theory._numbers import evaluate, require, require_positive, require_unit
+from powerpool.theory._numbers import evaluate, require, require_at_least, require_positive, require_unit
 
 T = TypeVar("T")
 
 LOG_RATIO = 1 - math.log(math.e - 1)
-"""log(e/(e-1)), the logarithm of the factor that the line above HDP brings in."""
-LARGEST_SCALED_TIME = math.e / (2 * (math.e - 1))
-"""0.791, the limit of :func:`t_of_eta_bar` at 1: no scaled MaxExp touches the line at later times."""
+"""log(e/(e-1)), the logarithm of the factor that comes from the line above HDP."""
 ALIGNMENT = math.log(math.sqrt(3) + 2)
-"""1.317, where eta' p is when SigmE bends most; eta' has to be larger for that to be inside [0, 1]."""
+"""1.317, the value of eta' p at which SigmE bends most; it is inside [0, 1] for larger eta'."""
 LOG_COMPLEMENT = math.log1p(-1 / math.sqrt(3))
-"""log(1 - 1/sqrt 3) = log((4 - 2 sqrt 3)/3)/2: what (1-p)^eta is in logarithms where SigmE and MaxExp meet."""
+"""log(1 - 1/sqrt 3) = log((4 - 2 sqrt 3)/3)/2, the logarithm of (1-p)^eta where SigmE and MaxExp meet."""
 
 
 def t_of_eta(eta: T) -> T:
@@ -46,13 +44,18 @@ def t_of_eta(eta: T) -> T:
     .. math:: t(\eta) = \frac{e}{e-1} \frac{\eta^\eta}{(\eta+1)^{\eta+1}}, \qquad
               1-(1-\lambda)^\eta \ge e^{-t(\eta)/\lambda} \text{ on } [0, 1] \text{ for } \eta \ge 1
 
-    Below :math:`\eta = 1` the formula has a value, but no longer gives a bound.
+    For :math:`0 < \eta < 1` the formula has a value, but MaxExp is not a bound.
 
     Example:
         >>> round(t_of_eta(50.0), 6), round(t_of_eta(1e6), 12)
         (0.011524, 5.81976e-07)
     """
-    return evaluate(_t_of_eta, eta=eta)
+
+    def formula(eta: Tensor) -> Tensor:
+        require_positive(eta, "eta")
+        return torch.exp(LOG_RATIO - eta * torch.log1p(1 / eta) - torch.log1p(eta))
+
+    return evaluate(formula, eta=eta)
 
 
 def eta_of_t(t: T) -> T:
@@ -60,18 +63,25 @@ def eta_of_t(t: T) -> T:
 
     .. math:: \eta(t) \approx \tfrac12 \sqrt{1 + \frac{4}{t^2 (e-1)^2}} - \tfrac12
 
-    It is never below the inverse of :func:`t_of_eta`, so that MaxExp stays a bound; it falls below 1, where the curve
-    ``MaxExp`` ends, for t above 0.4115.
+    It is never below the inverse of :func:`t_of_eta`, so that MaxExp stays a bound. For t above 0.4115 it is below 1,
+    where the curve ``MaxExp`` is not defined.
 
     Example:
         >>> round(eta_of_t(0.01), 4), round(eta_of_t(1e3), 12)
         (57.6998, 3.38697e-07)
     """
-    return evaluate(_eta_of_t, t=t)
+
+    def formula(t: Tensor) -> Tensor:
+        require_positive(t, "t")
+        # (sqrt(1 + x^2) - 1)/2 without cancellation at late times, where x is small.
+        x = 2 / (t * (math.e - 1))
+        return x / 2 * (x / (torch.hypot(x, torch.ones_like(x)) + 1))
+
+    return evaluate(formula, t=t)
 
 
 def eta_slope(t: T) -> T:
-    r"""The derivative of :func:`eta_of_t`, which the heat equation of MaxExp needs (Eq. heat_maxexp).
+    r"""The derivative of :func:`eta_of_t`, used by the heat equation of MaxExp (Eq. heat_maxexp).
 
     .. math:: \frac{d\eta}{dt} = \frac{-2}{t^2 (e-1) \sqrt{t^2 (e-1)^2 + 4}}
 
@@ -79,7 +89,12 @@ def eta_slope(t: T) -> T:
         >>> round(eta_slope(0.1), 4)
         -57.9841
     """
-    return evaluate(_eta_slope, t=t)
+
+    def formula(t: Tensor) -> Tensor:
+        scaled = require_positive(t, "t") * (math.e - 1)
+        return -2 / (t * scaled * torch.hypot(scaled, torch.full_like(scaled, 2.0)))
+
+    return evaluate(formula, t=t)
 
 
 def gamma_of_t(t: T) -> T:
@@ -91,7 +106,7 @@ def gamma_of_t(t: T) -> T:
         >>> round(gamma_of_t(0.1), 6)
         0.271828
     """
-    return evaluate(lambda x: math.e * _positive(x, "t"), t=t)
+    return evaluate(lambda t: math.e * require_positive(t, "t"), t=t)
 
 
 def t_of_gamma(gamma: T) -> T:
@@ -101,7 +116,7 @@ def t_of_gamma(gamma: T) -> T:
         >>> round(t_of_gamma(0.5), 6)
         0.18394
     """
-    return evaluate(lambda x: _positive(x, "gamma") / math.e, gamma=gamma)
+    return evaluate(lambda gamma: require_positive(gamma, "gamma") / math.e, gamma=gamma)
 
 
 def combined_bound(p: T, t: T) -> T:
@@ -113,7 +128,12 @@ def combined_bound(p: T, t: T) -> T:
         >>> round(combined_bound(0.5, 0.1), 4), round(combined_bound(0.01, 0.1), 4)
         (0.8283, 0.0523)
     """
-    return evaluate(_combined_bound, p=p, t=t)
+
+    def formula(p: Tensor, t: Tensor) -> Tensor:
+        maxexp = -torch.expm1(eta_of_t(t) * torch.log1p(-require_unit(p, "p")))
+        return torch.minimum(maxexp, torch.pow(p, math.e * t))
+
+    return evaluate(formula, p=p, t=t)
 
 
 def t_of_eta_bar(eta_bar: T) -> T:
@@ -122,13 +142,25 @@ def t_of_eta_bar(eta_bar: T) -> T:
     .. math:: t(\bar\eta) = \frac{e}{e-1} \frac{r}{r + \bar\eta - 1}, \qquad
               r = \Bigl(\frac{\bar\eta-1}{\bar\eta}\Bigr)^{\bar\eta}, \qquad \bar\eta \ge 1
 
-    At 1 it is its limit, :math:`\frac{e}{2(e-1)} = 0.791`, and its largest value.
+    At 1 the value is the limit :math:`\frac{e}{2(e-1)} = 0.791`, the largest.
 
     Example:
         >>> round(t_of_eta_bar(1.0), 6), round(t_of_eta_bar(50.0), 6)
         (0.790988, 0.011671)
     """
-    return evaluate(_t_of_eta_bar, eta_bar=eta_bar)
+
+    def formula(x: Tensor) -> Tensor:
+        require_at_least(x, "eta_bar", 1)
+        # log((x-1)/r) in two forms, each where it loses no digits. xlogy is 0 at x = 1.
+        near, far = x.clamp(max=2.0), x.clamp(min=2.0)
+        odds = torch.where(
+            x < 2,
+            torch.xlogy(1 - near, near - 1) + near * torch.log(near),
+            torch.log(far - 1) - far * torch.log1p(-1 / far),
+        )
+        return math.exp(LOG_RATIO) * torch.sigmoid(-odds)
+
+    return evaluate(formula, eta_bar=eta_bar)
 
 
 def t_tilde_of_eta_bar(eta_bar: T) -> T:
@@ -140,7 +172,12 @@ def t_tilde_of_eta_bar(eta_bar: T) -> T:
         >>> round(t_tilde_of_eta_bar(5.0), 5), round(t_of_eta_bar(5.0), 5)
         (0.12024, 0.11978)
     """
-    return evaluate(_t_tilde_of_eta_bar, eta_bar=eta_bar)
+
+    def formula(x: Tensor) -> Tensor:
+        require_at_least(x, "eta_bar", 1)
+        return math.exp(LOG_RATIO) / (1 + math.e * torch.sqrt(x) * torch.sqrt(x - 1))
+
+    return evaluate(formula, eta_bar=eta_bar)
 
 
 def eta_tilde_of_t(t: T) -> T:
@@ -154,21 +191,31 @@ def eta_tilde_of_t(t: T) -> T:
         >>> round(eta_tilde_of_t(0.01), 4)
         58.332
     """
-    return evaluate(_eta_tilde_of_t, t=t)
+
+    def formula(t: Tensor) -> Tensor:
+        inner = 1 / (require_positive(t, "t") * (math.e - 1)) - 1 / math.e
+        return 0.5 + torch.hypot(inner, torch.full_like(inner, 0.5))
+
+    return evaluate(formula, t=t)
 
 
 def eta_bar_of_t(t: T) -> T:
-    r"""The inverse of :func:`t_of_eta_bar` with the error of Stirling's formula taken out once (App. P), 0 < t < 1.
+    r"""The inverse of :func:`t_of_eta_bar`, with one correction of the error of Stirling's formula (App. P), 0 < t < 1.
 
     .. math:: \bar\eta(t) = \tilde\eta\bigl(2t - t(\tilde\eta(t))\bigr)
 
-    Beyond t = 0.791 there is nothing to invert; the formula goes on, and App. P uses it up to t = 1.
+    Beyond t = 0.791 there is no inverse; App. P uses the formula up to t = 1.
 
     Example:
         >>> round(eta_bar_of_t(0.1), 4), round(t_of_eta_bar(eta_bar_of_t(0.1)), 4)
         (5.9597, 0.1)
     """
-    return evaluate(_eta_bar_of_t, t=t)
+
+    def formula(t: Tensor) -> Tensor:
+        require(t, "t", "in (0, 1)", (t > 0) & (t < 1))
+        return eta_tilde_of_t(2 * t - t_of_eta_bar(eta_tilde_of_t(t)))
+
+    return evaluate(formula, t=t)
 
 
 def eta_prime_of_eta(eta: T) -> T:
@@ -180,7 +227,7 @@ def eta_prime_of_eta(eta: T) -> T:
         >>> round(eta_prime_of_eta(50.0), 4), round(eta_of_eta_prime(eta_prime_of_eta(50.0)), 4)
         (77.12, 50.0)
     """
-    return evaluate(_eta_prime_of_eta, eta=eta)
+    return evaluate(lambda eta: -ALIGNMENT / torch.expm1(LOG_COMPLEMENT / require_positive(eta, "eta")), eta=eta)
 
 
 def eta_of_eta_prime(eta_prime: T) -> T:
@@ -189,78 +236,15 @@ def eta_of_eta_prime(eta_prime: T) -> T:
     .. math:: \eta(\eta') = \frac{\log((4-2\sqrt3)/3)}{2\log(1-\log(\sqrt3+2)/\eta')}, \qquad
               \eta' > \log(\sqrt3+2) = 1.317
 
-    A smaller :math:`\eta'` bends most beyond p = 1, where there is no MaxExp to meet.
+    A smaller :math:`\eta'` bends most beyond p = 1, where MaxExp is not defined.
 
     Example:
         >>> round(eta_of_eta_prime(50.0), 4)
         32.2645
     """
-    return evaluate(_eta_of_eta_prime, eta_prime=eta_prime)
 
+    def formula(x: Tensor) -> Tensor:
+        require(x, "eta_prime", f"> log(sqrt(3) + 2) = {ALIGNMENT:.6f}", x > ALIGNMENT)
+        return LOG_COMPLEMENT / torch.log1p(-ALIGNMENT / x)
 
-def _positive(x: Tensor, name: str) -> Tensor:
-    require_positive(x, name)
-    return x
-
-
-def _t_of_eta(eta: Tensor) -> Tensor:
-    require_positive(eta, "eta")
-    return torch.exp(LOG_RATIO - eta * torch.log1p(1 / eta) - torch.log1p(eta))
-
-
-def _eta_of_t(t: Tensor) -> Tensor:
-    require_positive(t, "t")
-    # (sqrt(1 + x^2) - 1)/2 without its cancellation at late times, where x is small.
-    x = 2 / (t * (math.e - 1))
-    return x / 2 * (x / (torch.hypot(x, torch.ones_like(x)) + 1))
-
-
-def _eta_slope(t: Tensor) -> Tensor:
-    require_positive(t, "t")
-    scaled = t * (math.e - 1)
-    return -2 / (t * scaled * torch.hypot(scaled, torch.full_like(scaled, 2.0)))
-
-
-def _combined_bound(p: Tensor, t: Tensor) -> Tensor:
-    require_unit(p, "p")
-    maxexp = -torch.expm1(_eta_of_t(t) * torch.log1p(-p))
-    return torch.minimum(maxexp, torch.pow(p, math.e * t))
-
-
-def _t_of_eta_bar(eta_bar: Tensor) -> Tensor:
-    require(eta_bar, "eta_bar", ">= 1", eta_bar >= 1)
-    # log((x-1)/r): of two forms, each where it loses no digits. xlogy is 0 at x = 1.
-    x = eta_bar
-    near, far = x.clamp(max=2.0), x.clamp(min=2.0)
-    odds = torch.where(
-        x < 2,
-        torch.xlogy(1 - near, near - 1) + near * torch.log(near),
-        torch.log(far - 1) - far * torch.log1p(-1 / far),
-    )
-    return math.exp(LOG_RATIO) * torch.sigmoid(-odds)
-
-
-def _t_tilde_of_eta_bar(eta_bar: Tensor) -> Tensor:
-    require(eta_bar, "eta_bar", ">= 1", eta_bar >= 1)
-    return math.exp(LOG_RATIO) / (1 + math.e * torch.sqrt(eta_bar) * torch.sqrt(eta_bar - 1))
-
-
-def _eta_tilde_of_t(t: Tensor) -> Tensor:
-    require_positive(t, "t")
-    inner = 1 / (t * (math.e - 1)) - 1 / math.e
-    return 0.5 + torch.hypot(inner, torch.full_like(inner, 0.5))
-
-
-def _eta_bar_of_t(t: Tensor) -> Tensor:
-    require(t, "t", "in (0, 1)", (t > 0) & (t < 1))
-    return _eta_tilde_of_t(2 * t - _t_of_eta_bar(_eta_tilde_of_t(t)))
-
-
-def _eta_prime_of_eta(eta: Tensor) -> Tensor:
-    require_positive(eta, "eta")
-    return -ALIGNMENT / torch.expm1(LOG_COMPLEMENT / eta)
-
-
-def _eta_of_eta_prime(eta_prime: Tensor) -> Tensor:
-    require(eta_prime, "eta_prime", f"> log(sqrt(3) + 2) = {ALIGNMENT:.6f}", eta_prime > ALIGNMENT)
-    return LOG_COMPLEMENT / torch.log1p(-ALIGNMENT / eta_prime)
+    return evaluate(formula, eta_prime=eta_prime)

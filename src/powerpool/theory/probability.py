@@ -1,7 +1,6 @@
-r"""What the element-wise curves say of chance: MaxExp detects, SigmE weighs two hypotheses.
+r"""Element-wise curves as probabilities: MaxExp detects co-occurrences, SigmE compares two hypotheses.
 
-Multinomial sums are written out term by term, as the proofs have them: slow, and an independent way to the closed
-forms.
+Multinomial sums are computed term by term, as in the proofs: slow, but independent of the closed forms.
 """
 
 from __future__ import annotations
@@ -12,12 +11,19 @@ from typing import NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from powerpool.theory._numbers import evaluate, require, require_positive, require_unit, require_whole
+from powerpool.theory._numbers import (
+    evaluate,
+    require,
+    require_at_least,
+    require_positive,
+    require_unit,
+    require_whole,
+)
 
 T = TypeVar("T")
 
 LARGEST_SUM = 200
-"""Trials in a multinomial sum: their number of terms grows as the cube, and has 1.4 million here."""
+"""Most trials of a multinomial sum: the number of terms grows with the cube, to 1.4 million for 200 trials."""
 _TOO_MANY = " The closed form has no such limit."
 
 
@@ -33,7 +39,7 @@ def at_least_one(p: T, trials: T) -> T:
 
     .. math:: \psi = 1 - (1-p)^N
 
-    The same for single features and for co-occurrences: :func:`at_least_one_sum` is the second, term by term.
+    It holds for single features and for co-occurrences; :func:`at_least_one_sum` is the latter, term by term.
 
     Example:
         >>> round(at_least_one(0.1, 7), 6)
@@ -54,7 +60,7 @@ def at_least_one_sum(p: T, q: T, s: T, trials: int) -> T:
     .. math:: \sum_{n=1}^{N} \sum_{n'=0}^{N-n} \sum_{n''=0}^{N-n-n'} \binom{N}{n, n', n'', N-n-n'-n''}
               p^n q^{n'} s^{n''} (1-p-q-s)^{N-n-n'-n''} = 1 - (1-p)^N
 
-    Both features are there with probability p, the first alone with q, the second alone with s.
+    Both features occur with probability p, only the first with q, only the second with s.
 
     Example:
         >>> round(at_least_one_sum(0.1, 0.3, 0.2, trials=7), 6)
@@ -67,7 +73,7 @@ def at_least_one_sum(p: T, q: T, s: T, trials: int) -> T:
 
 
 def signed_difference(p: T, q: T, trials: T) -> T:
-    r"""At least one co-occurrence, less at least one anti-correlating one: MaxExp(+-) (Prop. cooc_anti).
+    r"""Probability of a co-occurrence minus that of an anti-occurrence: MaxExp(+-) (Prop. cooc_anti).
 
     .. math:: \psi = (1-q)^N - (1-p)^N, \qquad p + q \le 1
 
@@ -102,7 +108,7 @@ def signed_difference_sum(p: T, q: T, trials: int) -> T:
 
 
 def mixture_posterior(x: T, sigma: T) -> Posterior:
-    r"""From which of N(-1, sigma^2) and N(1, sigma^2), equally likely, a value came (Theorem sigmoids).
+    r"""Posterior probabilities of N(-1, sigma^2) and N(1, sigma^2), equally likely, given a value (Theorem sigmoids).
 
     .. math:: \psi^{(\pm)}(x) = \frac{G_\sigma(x \mp 1)}{G_\sigma(x-1) + G_\sigma(x+1)}, \qquad
               \psi^{(+)} - \psi^{(-)} = \frac{2}{1+e^{-\eta' x}} - 1, \qquad \eta' = 2/\sigma^2
@@ -115,35 +121,35 @@ def mixture_posterior(x: T, sigma: T) -> Posterior:
 
     def formula(x: Tensor, sigma: Tensor) -> tuple[Tensor, Tensor]:
         require(x, "x", "real", torch.isfinite(x))
-        log_odds = _eta_of_width(sigma) * x
+        log_odds = sigme_eta_of_sigma(sigma) * x
         return torch.sigmoid(-log_odds), torch.sigmoid(log_odds)
 
     return Posterior(*evaluate(formula, x=x, sigma=sigma))
 
 
 def sigme_eta_of_sigma(sigma: T) -> T:
-    r"""SigmE's parameter from the width of the two Gaussians, :math:`\eta' = 2/\sigma^2` (Theorem sigmoids).
+    r"""The parameter of SigmE for the width of the two Gaussians, :math:`\eta' = 2/\sigma^2` (Theorem sigmoids).
 
     Example:
         >>> sigme_eta_of_sigma(0.5)
         8.0
     """
-    return evaluate(_eta_of_width, sigma=sigma)
+    return evaluate(lambda x: 2 / require_positive(x, "sigma").square(), sigma=sigma)
 
 
 def likelihood_of_any(confidences: Tensor) -> Tensor:  # shape: (*, N) -> (*,)
-    r"""At least one detection, from the confidence of each: the left side of Eq. adj1.
+    r"""Probability of at least one detection, given the confidence of each: the left side of Eq. adj1.
 
     .. math:: 1 - \prod_n (1 - x_n) \ge 1 - (1 - \bar x)^N, \qquad x_n \in [0, 1]
 
-    MaxExp of the mean, :func:`maxexp_of_mean`, is a lower bound, and equal where all confidences are.
+    MaxExp of the mean, :func:`maxexp_of_mean`, is a lower bound, with equality for equal confidences.
 
     Example:
         >>> x = torch.tensor([0.1, 0.5], dtype=torch.float64)
         >>> likelihood_of_any(x).item(), round(maxexp_of_mean(x).item(), 4)
         (0.55, 0.51)
     """
-    _require_confidences(confidences)
+    require_unit(confidences, "confidences")
     return -torch.expm1(torch.log1p(-confidences).sum(-1))
 
 
@@ -154,17 +160,17 @@ def maxexp_of_mean(confidences: Tensor) -> Tensor:  # shape: (*, N) -> (*,)
         >>> round(maxexp_of_mean(torch.tensor([0.5, 0.5, 0.5])).item(), 4)
         0.875
     """
-    _require_confidences(confidences)
+    require_unit(confidences, "confidences")
     return -torch.expm1(confidences.shape[-1] * torch.log1p(-confidences.mean(-1)))
 
 
 def kappa(shots: T, locations: T) -> T:
-    r"""How many more configurations of a co-occurrence a similarity learner meets without MaxExp (Eq. support).
+    r"""How many times more configurations of a co-occurrence there are without MaxExp (Eq. support).
 
     .. math:: \kappa = \frac{(J+1)N+1}{J+2} = N - \frac{N-1}{J+2}
 
-    J + 1 counts from 0 to N have (J+1)N+1 different sums, as many detections J+2. It grows with N, and with J for
-    N > 1, up to N. J = 0 is classification.
+    J + 1 counts from 0 to N have (J+1)N+1 different sums, J + 1 detections have J+2. The ratio grows with N, and for
+    N > 1 with J, up to N. J = 0 is classification.
 
     Example:
         >>> kappa(0, 9), kappa(5, 361)
@@ -172,37 +178,31 @@ def kappa(shots: T, locations: T) -> T:
     """
 
     def formula(shots: Tensor, locations: Tensor) -> Tensor:
-        require(shots, "shots", ">= 0", shots >= 0)
-        require(locations, "locations", ">= 1", locations >= 1)
+        require_at_least(shots, "shots", 0)
+        require_at_least(locations, "locations", 1)
         return ((shots + 1) * locations + 1) / (shots + 2)
 
     return evaluate(formula, shots=shots, locations=locations)
 
 
 def kappa_prime(locations: T) -> T:
-    r"""The same in variances, with a detection as likely as one co-occurrence: :math:`\kappa' = 1/N` (App. M).
+    r"""The ratio of variances if a detection is as likely as one co-occurrence: :math:`\kappa' = 1/N` (App. M).
 
-    It does not depend on J. See :func:`detection_variance_ratio` for detections of the probability that MaxExp gives
-    them.
+    It does not depend on J. :func:`detection_variance_ratio` uses the probability that MaxExp gives a detection.
 
     Example:
         >>> kappa_prime(25)
         0.04
     """
-
-    def formula(locations: Tensor) -> Tensor:
-        require(locations, "locations", ">= 1", locations >= 1)
-        return 1 / locations
-
-    return evaluate(formula, locations=locations)
+    return evaluate(lambda x: 1 / require_at_least(x, "locations", 1), locations=locations)
 
 
 def detection_variance_ratio(p: T, locations: T) -> T:
-    r"""The variance of a detection over that of a count, each in N trials of probability p.
+    r"""The variance of a detection divided by that of a count, both in N trials of probability p.
 
     .. math:: \frac{\psi(1-\psi)}{Np(1-p)} = (1-p)^{N-1} \frac{1-(1-p)^N}{Np}, \qquad \psi = 1-(1-p)^N
 
-    At most 1: it falls from 1 for rare events to 0 for frequent ones, whereas :func:`kappa_prime` is 1/N for all.
+    It falls from 1 for rare events to 0 for frequent ones, whereas :func:`kappa_prime` is always 1/N.
 
     Example:
         >>> round(detection_variance_ratio(0.1, 10), 4), round(detection_variance_ratio(1e-6, 10), 4)
@@ -211,24 +211,15 @@ def detection_variance_ratio(p: T, locations: T) -> T:
 
     def formula(p: Tensor, locations: Tensor) -> Tensor:
         require(p, "p", "in (0, 1)", (p > 0) & (p < 1))
-        require(locations, "locations", ">= 1", locations >= 1)
+        require_at_least(locations, "locations", 1)
         log_miss = torch.log1p(-p)
         return -torch.exp((locations - 1) * log_miss) * torch.expm1(locations * log_miss) / (locations * p)
 
     return evaluate(formula, p=p, locations=locations)
 
 
-def _eta_of_width(sigma: Tensor) -> Tensor:
-    require_positive(sigma, "sigma")
-    return 2 / sigma.square()
-
-
-def _require_confidences(confidences: Tensor) -> None:
-    require(confidences, "confidences", "in [0, 1]", (confidences >= 0) & (confidences <= 1))
-
-
 def _require_shares(*shares: Tensor) -> Tensor:
-    """What is left of 1."""
+    """Check probabilities, and return 1 minus their sum."""
     for name, share in zip("pqs", shares, strict=False):
         require_unit(share, name)
     rest = torch.ones((), dtype=torch.float64)
@@ -239,7 +230,7 @@ def _require_shares(*shares: Tensor) -> Tensor:
 
 
 def _multinomial(powers: Tensor, shares: tuple[Tensor, ...], trials: int) -> Tensor:  # -> (*, terms)
-    """Every term with these powers of the shares, a row each, that leaves a power >= 0 for the rest."""
+    """The terms with these powers of the shares, one row per share, that leave a power >= 0 for the rest."""
     powers = powers.to(shares[0].device)
     left = trials - powers.sum(0)
     powers = torch.cat([powers, left[None]])[:, left >= 0].double()

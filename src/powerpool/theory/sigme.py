@@ -1,4 +1,4 @@
-r"""SigmE beside MaxExp: where they meet, and how far they are apart (Remark maxexp_sigmoid, App. K)."""
+r"""SigmE and MaxExp: where they meet, and their distance (Remark maxexp_sigmoid, App. K)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from powerpool.theory.links import ALIGNMENT
 T = TypeVar("T")
 
 _FIFTH = math.log(math.sqrt(26 * math.sqrt(105) + 270) / 2 + math.sqrt(105) / 2 + 13 / 2)
-_STEPS = 80  # of a bisection of [0, 1]: beyond the last bit of any crossing that matters
+_STEPS = 80  # of a bisection of [0, 1]: more than the bits of a float64
 
 
 def alignment_point(eta_prime: T) -> T:
@@ -28,7 +28,7 @@ def alignment_point(eta_prime: T) -> T:
         >>> round(alignment_point(50.0), 6)
         0.026339
     """
-    return evaluate(lambda x: ALIGNMENT / _positive(x), eta_prime=eta_prime)
+    return evaluate(lambda x: ALIGNMENT / require_positive(x, "eta_prime"), eta_prime=eta_prime)
 
 
 def error_point(eta_prime: T) -> T:
@@ -43,17 +43,17 @@ def error_point(eta_prime: T) -> T:
         >>> round(error_point(50.0), 6)
         0.062886
     """
-    return evaluate(lambda x: _FIFTH / _positive(x), eta_prime=eta_prime)
+    return evaluate(lambda x: _FIFTH / require_positive(x, "eta_prime"), eta_prime=eta_prime)
 
 
 def sigme_maxexp_distance(eta_prime: T, eta: T) -> T:
-    r"""How far SigmE and MaxExp are apart on [0, 1] (Remark maxexp_sigmoid).
+    r"""The distance between SigmE and MaxExp on [0, 1] (Remark maxexp_sigmoid).
 
     .. math:: \int_0^1 \Bigl|\frac{2}{1+e^{-\eta' p}} - 1 - \bigl(1-(1-p)^\eta\bigr)\Bigr| dp
               \le \frac{2\log 2}{\eta'} + \frac{1}{\eta+1}
 
-    and so 0 in the limit, however the two parameters grow. The integral is exact: the curves cross at most twice inside
-    (0, 1), and between crossings the difference has the antiderivative
+    so that it vanishes in the limit, however the two parameters grow. The integral is exact: the curves cross at most
+    twice inside (0, 1), and between crossings the difference has the antiderivative
 
     .. math:: \frac{2}{\eta'} \log\frac{1+e^{-\eta' x}}{2} + \frac{1-(1-x)^{\eta+1}}{\eta+1}
 
@@ -65,11 +65,6 @@ def sigme_maxexp_distance(eta_prime: T, eta: T) -> T:
         1.31e-07
     """
     return evaluate(_distance, eta_prime=eta_prime, eta=eta)
-
-
-def _positive(eta_prime: Tensor) -> Tensor:
-    require_positive(eta_prime, "eta_prime")
-    return eta_prime
 
 
 def _distance(eta_prime: Tensor, eta: Tensor) -> Tensor:
@@ -88,7 +83,7 @@ def _antiderivative(x: Tensor, eta_prime: Tensor, eta: Tensor) -> Tensor:
 
 
 def _crossings(eta_prime: Tensor, eta: Tensor) -> tuple[Tensor, Tensor]:
-    """The two points of (0, 1) where the curves cross; both 0 where they do not, the first 0 where they do so once.
+    """The two points of (0, 1) where the curves cross; both are 0 if they do not cross, the first if they cross once.
 
     log(1 - SigmE) - log(1 - MaxExp) is 0 at 0 and infinite at 1. Its slope has the sign of a convex function, so it
     rises, falls and rises again, or starts to fall, or never does.
@@ -99,7 +94,7 @@ def _crossings(eta_prime: Tensor, eta: Tensor) -> tuple[Tensor, Tensor]:
         return eta * (1 + torch.exp(-eta_prime * p)) - eta_prime * (1 - p)
 
     def level(p: Tensor) -> Tensor:
-        # Not softplus: torch rounds that to its asymptote.
+        # Not softplus, which torch rounds to its asymptote.
         return math.log(2) - torch.logaddexp(eta_prime * p, zero) - eta * torch.log1p(-p)
 
     lowest = (torch.log(eta) / eta_prime).clamp(0.0, 1.0)  # of the slope
@@ -112,7 +107,7 @@ def _crossings(eta_prime: Tensor, eta: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _bisect(holds: Callable[[Tensor], Tensor], low: Tensor, high: Tensor) -> Tensor:
-    """Where a condition that holds at the left ends to hold; ``low`` where it never does."""
+    """The point up to which a condition holds; ``low`` if it never does."""
     for _ in range(_STEPS):
         middle = (low + high) / 2
         inside = holds(middle)

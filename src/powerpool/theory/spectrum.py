@@ -1,4 +1,4 @@
-r"""What a curve does to a whole spectrum: the figures of the paper that show it."""
+r"""The effect of a curve on a whole spectrum, as in two figures of the paper."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def leading_variance(eigenvalues: Tensor, curve: Curve | str, leading: int) -> T
 
     .. math:: \frac1j \sum_{i \le j} \Bigl(g(\lambda_i) - \frac1j \sum_{i' \le j} g(\lambda_{i'})\Bigr)^2
 
-    With MaxExp it falls to 0 as eta grows, but may rise first. Eigenvalues come in any order.
+    With MaxExp it falls to 0 as eta grows, but may rise first. Eigenvalues may be in any order.
 
     Example:
         >>> import torch, powerpool as pp
@@ -37,8 +37,7 @@ def push_forward(points: Tensor, density: Tensor, curve: Curve | str) -> tuple[T
 
     .. math:: p \mapsto g(p), \qquad f(p) \mapsto f(p)/g'(p)
 
-    for any increasing curve. Where the slope is 0 the density is infinite, or, if it was 0 there, NaN: leave such
-    points out.
+    for any increasing curve. If the slope is 0, the density is infinite, or NaN if it was 0: leave such points out.
 
     Example:
         >>> import torch, powerpool as pp

@@ -1,0 +1,43 @@
+"""The suites of operators: their cases, and that quick ones run."""
+
+import pytest
+
+from powerpool.bench import command
+from powerpool.bench.command import suite_cases
+from powerpool.bench.findings import TARGETS
+from powerpool.bench.runner import Effort, run_case
+from tests.bench import samples
+
+SUITES = ("pools", "solvers", "curves")
+
+
+@pytest.mark.parametrize("suite", SUITES)
+def test_the_first_quick_case_runs(suite):
+    case, *_ = suite_cases(suite, quick=True, device="cpu")
+    measured = run_case(case, Effort(3, 0.1, 0))
+    assert measured.error == ""
+    assert {result.name for result in measured.results} == {contender.name for contender in case.contenders}
+    made = samples.record(measured, suite=suite)
+    command._add_findings(made, complete=True)
+    assert made.targets if suite == "pools" else made.selection or suite == "curves"
+
+
+@pytest.mark.parametrize("suite", SUITES)
+@pytest.mark.parametrize("quick", [True, False])
+def test_cases_and_contenders_have_unique_names_and_references(suite, quick):
+    cases = suite_cases(suite, quick, "cpu")
+    names = [case.name for case in cases]
+    assert len(set(names)) == len(names)
+    for case in cases:
+        assert case.suite == suite
+        contenders = [contender.name for contender in case.contenders]
+        assert len(set(contenders)) == len(contenders)
+        assert {contender.answers for contender in case.contenders} <= case.references.keys()
+        assert not set(contenders) & {skipped.name for skipped in case.skipped}
+
+
+def test_the_full_pools_have_every_target_and_every_sweep():
+    cases = [case.sizes for case in suite_cases("pools", quick=False, device="cpu")]
+    assert all(target.sizes in cases for target in TARGETS)
+    assert {size["channels"] for size in cases if size["batch"] == 2 and size["locations"] == 49} >= {64, 512, 2048}
+    assert len({size["eta"] for size in cases if (size["channels"], size["locations"]) == (512, 49)}) == 9
