@@ -73,7 +73,7 @@ class Sources:
     def sweeps(self, setting: str, make: str) -> list[dict[str, Any]]:
         """The records of all sweeps over a setting, one for each method and data set; no quick ones, unless a place is
         named."""
-        from powerpool.cli.sweep import SCHEMA as SWEEP
+        from powerpool.tasks.vision.studies import SCHEMA as SWEEP
 
         found: dict[tuple[str, str], dict[str, Any]] = {}
         for path in self._files(f"*-{setting}.json", SWEEP):
