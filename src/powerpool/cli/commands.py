@@ -34,7 +34,7 @@ def train(options: Any) -> None:
     start = environment()  # before the training: the code may change while it runs
     task.check(config, data, options.chain)
     with locked(folder):
-        stored = options.stored(config)
+        stored = options.stored_config(config)
         open_run(folder, stored, task.identity(data), task=task.name, overwrite=options.overwrite)
         with show_progress() as watch:
             outcome = run_chain(task, config, data, options.chain, [protocol], folder / CHECKPOINTS, watch)

@@ -17,7 +17,7 @@ from powerpool.runs.record import Trial
 from powerpool.runs.scheduler import Unit as Work
 from powerpool.runs.scheduler import run_units
 from powerpool.runs.typed import Json, from_json, to_json
-from powerpool.tasks.base import Task, Unit, get_task, ignore_progress
+from powerpool.tasks.base import Task, get_task, ignore_progress
 from powerpool.tasks.vision.studies import SCHEMA
 
 AnyTask = Task[Any, Any, Any, Any]
@@ -75,9 +75,7 @@ def _write(
 ) -> dict[str, Any]:
     """Write the values of a setting, print the best, and return what was written, with the files."""
     title, method = task.identity(data).name, task.method(configs[0])
-    rows = [
-        {name: one.trial.settings[name], "accuracy": one.trial.value, "loss": one.trial.loss} for one in tried
-    ]
+    rows = [{name: one.trial.settings[name], "accuracy": one.trial.value, "loss": one.trial.loss} for one in tried]
     # The highest accuracy; of equal ones the lowest loss, then the smallest value.
     picked = min(rows, key=lambda row: (-row["accuracy"], row["loss"], row[name]))
     settings = task.settings(configs[0], data)

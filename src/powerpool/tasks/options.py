@@ -125,7 +125,8 @@ def read_layered(
         data: the data set; None for the one that the recipe names.
         recipe: used instead of the recipe of the data set.
         scales: recipes such as "quick", which override some settings.
-        typed: settings by name, with ``__`` for dots; None leaves a setting as it is, ``Setting(None)`` sets it to None.
+        typed: settings by name, with ``__`` for dots. None leaves a setting unchanged, ``Setting(None)`` sets it to
+            None.
     """
     own = f"{task}/{data}"
     settings = read_settings(recipe or (own if own in recipe_names() else f"{task}/default"), kind)

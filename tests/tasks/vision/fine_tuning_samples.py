@@ -66,7 +66,9 @@ def train(folder: Path, config: VisionConfig, model: ImageClassifier | None = No
     data = folder.parent / "images"
     options = {"show": False, "checkpoint_minutes": 60.0, **options}
     model = network() if model is None else model
-    return fine_tune(config, model, images(data / "train", 13), images(data / "validation", 7, seed=1), folder, **options)
+    return fine_tune(
+        config, model, images(data / "train", 13), images(data / "validation", 7, seed=1), folder, **options
+    )
 
 
 if __name__ == "__main__":

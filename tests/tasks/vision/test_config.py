@@ -74,7 +74,7 @@ def test_a_bad_value_is_refused_by_name(kind: type, values: dict[str, Any], fiel
 
 def test_a_warm_start_excludes_a_reduction():
     warm = FineTuningConfig(warm_start=True, validation="train")
-    with pytest.raises(PowerPoolError, match="pool.reduce_to"):
+    with pytest.raises(PowerPoolError, match=r"pool\.reduce_to"):
         VisionConfig(mode="end-to-end", pool=PoolConfig(reduce_to=4), training=warm)
 
 

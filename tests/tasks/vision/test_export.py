@@ -101,7 +101,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], t
     return make
 
 
-# ---- the file ---------------------------------------------------------------------------------------------------------
+# ---- the file --------------------------------------------------------------------------------------------------------
 
 
 @every_format
@@ -183,7 +183,7 @@ def test_efficientnet_lite0_at_64_pixels(tmp_path: Path) -> None:
     torch.testing.assert_close(_open(path)(_crops(2, crops)), _expected(model, _crops(2, crops)), rtol=0, atol=1e-5)
 
 
-# ---- the metadata -----------------------------------------------------------------------------------------------------
+# ---- the metadata ----------------------------------------------------------------------------------------------------
 
 
 @every_format

@@ -68,7 +68,9 @@ def test_stored_maps_are_those_of_the_network(images, config, tmp_path, precisio
 
 
 def test_processes_give_the_same_files(images, config, tmp_path):
-    folders = [extract(replace(config, workers=count), images, folder=tmp_path / str(count)).folder for count in (0, 1, 2)]
+    folders = [
+        extract(replace(config, workers=count), images, folder=tmp_path / str(count)).folder for count in (0, 1, 2)
+    ]
     first, *others = map(stored, folders)
     assert set(first) == {"items.json", *(f"{name}/{file}" for name in SPLITS for file in ("maps.bin", "store.json"))}
     assert all(other == first for other in others)

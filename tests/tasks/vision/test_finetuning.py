@@ -377,7 +377,9 @@ def test_what_cannot_run_is_refused_before_anything_is_written(tmp_path, monkeyp
 
 
 def test_more_devices_than_gpus_are_refused(tmp_path, monkeypatch):
+    model, split = network(), images(tmp_path / "images", 3)
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    config = replace(with_training(CONFIG, devices=2), accelerator="gpu")
     with pytest.raises(ArgumentError, match=r"number of GPUs, 1 \(got 2\)"):
-        train(tmp_path / "run", replace(with_training(CONFIG, devices=2), accelerator="gpu"))
+        fine_tune(config, model, split, None, tmp_path / "run")

@@ -31,15 +31,15 @@ def by_hand(given: Tensor, config: PoolConfig) -> np.ndarray:
     _, crops, channels, height, width = given.shape
     pivots = np.linspace(-0.2, 1.2, config.pivots)
     found = []
-    for one in given.double().numpy():
-        scale = np.sqrt((picture**2).sum(1).mean()) if config.unit_scale else 1.0
+    for image in given.double().numpy():
+        scale = np.sqrt((image**2).sum(1).mean()) if config.unit_scale else 1.0
         features = []
         for crop in range(crops):
             for row in range(height):
                 for column in range(width):
                     x, y = column / (width - 1), row / (height - 1)
                     places = [np.exp(-((place - pivots) ** 2) / config.sigma**2) for place in (x, y)]
-                    own = picture[crop, :, row, column] / scale
+                    own = image[crop, :, row, column] / scale
                     features.append(np.concatenate([own, *(config.alpha * np.array(places))]))
         stacked = np.array(features)
         stacked[:, :channels] -= config.beta * stacked[:, :channels].mean(0)

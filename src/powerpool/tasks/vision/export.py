@@ -228,8 +228,8 @@ def _write_onnx(model: TrainedModel, batch: int | None, path: Path) -> None:
     size = sum(tensor.nbytes for tensor in model.network.state_dict().values())
     if size > LARGEST_ONNX:
         raise ExportError(
-            f"The weights take {size / 1e9:.2f} GB, more than the {LARGEST_ONNX / 1e9:.2f} GB of one ONNX file. Export a "
-            ".pt2, or train with fewer channels (pool.reduce_to)."
+            f"The weights take {size / 1e9:.2f} GB, more than the {LARGEST_ONNX / 1e9:.2f} GB of one ONNX file. Export "
+            "a .pt2, or train with fewer channels (pool.reduce_to)."
         )
     program = torch.onnx.export(
         _trace(model, batch),
@@ -320,8 +320,8 @@ def _preprocessing(crops: Crops) -> str:
     mirrored = "; then their mirror images, in the same order" if crops.mirrored else ""
     first = "" if crops.kinds == ("whole",) else f"{cut}. "
     return (
-        f"{first}The crops are: {listed}{mirrored}. Resize {crops.interpolation} with antialiasing. Divide bytes by 255. "
-        "The file itself applies mean and standard deviation."
+        f"{first}The crops are: {listed}{mirrored}. Resize {crops.interpolation} with antialiasing. Divide bytes by "
+        "255. The file itself applies mean and standard deviation."
     )
 
 

@@ -135,15 +135,15 @@ def _validate_head(
     targets, validation = features.labels("train"), (others, features.labels("validation"))
     penalties = config.head.penalties
     fits = fit(train, targets, len(features.classes), config.head, penalties, config.seed, validation)
-    tried = [(one, penalty, *_score_head(config, one, *validation)) for one, penalty in zip(fits, penalties, strict=True)]
+    tried = [
+        (one, penalty, *_score_head(config, one, *validation)) for one, penalty in zip(fits, penalties, strict=True)
+    ]
     best, penalty, found, sharpness = min(tried, key=lambda entry: rank(entry[2]))
     return HeadFit(
         score=found,
         penalty=penalty,
         temperature=sharpness,
-        trials=tuple(
-            Trial({**grid_values(pool), "penalty": value}, own.value, own.loss) for _, value, own, _ in tried
-        ),
+        trials=tuple(Trial({**grid_values(pool), "penalty": value}, own.value, own.loss) for _, value, own, _ in tried),
         curves=best.curves,
         seconds=seconds + time.perf_counter() - start,
         converged=best.converged,

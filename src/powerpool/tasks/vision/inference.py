@@ -241,8 +241,7 @@ class VisionEvaluation(Evaluation):
             "loss": self.loss,
             "count": sum(counts.values()),
             "accuracy_by_class": {
-                name: {"accuracy": accuracy, "count": counts[name]}
-                for name, accuracy in self.accuracy_by_class.items()
+                name: {"accuracy": accuracy, "count": counts[name]} for name, accuracy in self.accuracy_by_class.items()
             },
             "confusion": [list(row) for row in self.matrix],
             "confused": [

@@ -337,9 +337,11 @@ def make_optimizer(model: ImageClassifier, config: VisionConfig) -> torch.optim.
 def make_fabric(plan: Plan, *, launched: bool) -> Fabric:
     """Build Fabric for a process that torchrun or this package has started; Fabric itself starts none."""
     from lightning.fabric import Fabric
-    from lightning.fabric.loggers import CSVLogger, TensorBoardLogger
-    from lightning.fabric.plugins.environments import LightningEnvironment, TorchElasticEnvironment
-    from lightning.fabric.strategies import DDPStrategy
+    from lightning.fabric.loggers.csv_logs import CSVLogger
+    from lightning.fabric.loggers.tensorboard import TensorBoardLogger
+    from lightning.fabric.plugins.environments.lightning import LightningEnvironment
+    from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
+    from lightning.fabric.strategies.ddp import DDPStrategy
 
     training, device = plan.config.training, choose_device(plan.config.accelerator)
     kind = TensorBoardLogger if training.logger == "tensorboard" else CSVLogger

@@ -47,7 +47,7 @@ class TrainOptions(VisionConfig):
         """The settings of the task."""
         return take_fields(self, VisionConfig)
 
-    def stored(self, config: VisionConfig) -> VisionConfig:
+    def stored_config(self, config: VisionConfig) -> VisionConfig:
         """Return the settings that are stored with the run; it may be resumed with another number of workers."""
         return replace(config, workers=None)
 
@@ -241,4 +241,5 @@ class SweepOptions(EngineOptions):
                 raise ArgumentError(f"values of {name} must be whole numbers (got {values}).")
             values = [int(value) for value in values]
         pool = replace(config.pool, method=self.method or study.method)
-        return [replace(config, pool=replace(pool, **{name: value}), grid=GridConfig()) for value in values]
+        pools = [replace(pool, **{name: value}) for value in values]  # type: ignore[arg-type]
+        return [replace(config, pool=one, grid=GridConfig()) for one in pools]

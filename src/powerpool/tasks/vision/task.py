@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -210,9 +211,8 @@ class VisionTask(Task[VisionConfig, Data, Fit, Model]):
         for protocol, model in models.items():
             assert isinstance(model, TunedModel)
             split, fit = data["test"], model.fit
-            logits = model.trained.logits(
-                split, config.workers, lambda done, count=len(split): watch("test images", done, count)
-            )
+            show = partial(_watch_count, watch, len(split))
+            logits = model.trained.logits(split, config.workers, show)
             found[protocol] = _measure(
                 logits,
                 split.targets,
@@ -226,9 +226,7 @@ class VisionTask(Task[VisionConfig, Data, Fit, Model]):
             )
         return found
 
-    def _test_frozen(
-        self, data: Features, fits: Sequence[Fit], models: Mapping[str, Model]
-    ) -> dict[str, SplitResult]:
+    def _test_frozen(self, data: Features, fits: Sequence[Fit], models: Mapping[str, Model]) -> dict[str, SplitResult]:
         start = time.perf_counter()
         own = {protocol: model for protocol, model in models.items() if isinstance(model, FrozenModel)}
         points = [fit for fit in fits if isinstance(fit, FrozenFit)]
@@ -320,6 +318,10 @@ class VisionTask(Task[VisionConfig, Data, Fit, Model]):
 
 
 TASK = VisionTask()
+
+
+def _watch_count(watch: Watch, total: int, done: int) -> None:
+    watch("test images", done, total)
 
 
 def _targets(data: Data, split: str) -> Tensor:
