@@ -35,7 +35,7 @@ from powerpool.tasks.graph.config import GraphConfig
 from powerpool.tasks.vision.config import VisionConfig
 from tests.experiments.runs import run as made_up
 from tests.experiments.threads import Threads
-from tests.pipelines.vision.samples import use_tiny
+from tests.tasks.vision.samples import use_tiny
 
 CONFIGS = {"graph": GraphConfig, "vision": VisionConfig, "fewshot": FewShotConfig}
 DATA = {"graph": "MUTAG", "vision": "digits", "fewshot": "glyphs"}

@@ -31,7 +31,7 @@ from powerpool.tasks.vision import export
 from tests.bench import samples
 from tests.experiments.threads import Threads
 from tests.pipelines.fewshot.samples import write_folder
-from tests.pipelines.vision.samples import use_tiny, write_pictures
+from tests.tasks.vision.samples import use_tiny, write_images
 
 ROOT = Path(__file__).parents[1]
 PAGES = tuple(str(page.relative_to(ROOT)) for page in sorted((ROOT / "docs").rglob("*.md")))
@@ -257,7 +257,7 @@ def missing_options(typed: list[str], more: str) -> list[str]:
 def place(tmp_path) -> Iterator[Path]:
     """A folder to work in, with tiny data and records. Patches hold for one test: others need the real things."""
     folder = tmp_path
-    write_pictures(folder / "stripes", count=6)
+    write_images(folder / "stripes", count=6)
     for name in ("bars", "lines"):
         write_folder(folder / name)
     (folder / "small.yaml").write_text(FEWSHOT)

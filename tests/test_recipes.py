@@ -1,4 +1,4 @@
-"""The recipes that ship with the package: each fits its pipeline, and every method of the tables can be built."""
+"""The recipes of graphs: each fits the configuration, and every method of the tables can be built."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 from powerpool.cli.reproduce_graph import ReproduceGraphOptions, read_config
 from powerpool.tasks.graph.methods import METHODS
-from powerpool.tasks.vision.methods import METHODS as VISION_METHODS
 
 from powerpool.cli import reproduce_vision as vision
 from powerpool.data.sources import KNOWN
@@ -15,16 +14,9 @@ from powerpool.data.tu_format import GRAPHS
 from powerpool.runs.config import read_recipe, recipe_names
 from powerpool.tasks.graph.config import GraphConfig
 from powerpool.tasks.graph.model import GraphClassifier
-from powerpool.tasks.vision.config import VisionConfig
-from powerpool.tasks.vision.model import SetPool
 
 GRAPH_RECIPES = [name for name in recipe_names() if name.startswith("graph/")]
 SCALES = {"graph/default", "graph/full", "graph/quick"}
-VISION_RECIPES = [name for name in recipe_names() if name.startswith("vision/")]
-VISION_SCALES = {"vision/default", "vision/quick"}
-FEW_SHOT_ONLY = {"miniimagenet", "omniglot", "open_mic"}
-"""Sets of pictures whose classes are not meant to be named by one classifier."""
-CLASSIFIED = sorted(KNOWN.keys() - FEW_SHOT_ONLY)
 
 
 def test_the_scales_that_the_command_names_are_there():
@@ -71,53 +63,3 @@ def test_quick_and_full_go_over_the_recipe_of_the_set():
 def test_a_set_without_a_recipe_of_its_own_has_the_default():
     default = read_recipe("graph/default", GraphConfig, {"model.method": "GIN0"})
     assert read_config(ReproduceGraphOptions(), "somewhere/OWN") == replace(default, data="somewhere/OWN")
-
-
-# ---- pictures --------------------------------------------------------------------------------------------------------
-
-
-def test_there_is_a_recipe_for_every_set_of_pictures_that_is_known():
-    named = {read_recipe(name, VisionConfig).data for name in VISION_RECIPES if name not in VISION_SCALES}
-    assert named == set(CLASSIFIED)
-    assert set(VISION_RECIPES) >= VISION_SCALES | {f"vision/{name}" for name in CLASSIFIED}
-    assert {f"fewshot/{name}" for name in FEW_SHOT_ONLY} <= set(recipe_names())
-
-
-@pytest.mark.parametrize("name", VISION_RECIPES)
-def test_a_recipe_of_pictures_is_called_by_the_set_that_it_is_for(name):
-    config = read_recipe(name, VisionConfig)
-    if name not in VISION_SCALES:
-        # A recipe may name its backbone after the set.
-        assert name.removeprefix("vision/").split("-")[0] == config.data
-        assert config.download == config.backbone.startswith("hf:")
-    assert (config.data_root, config.seed, config.accelerator) == (None, 0, "auto")
-
-
-@pytest.mark.parametrize("name", VISION_RECIPES)
-def test_every_pool_can_be_built_from_every_recipe(name):
-    recipe = read_recipe(name, VisionConfig)
-    for method in VISION_METHODS:
-        config = replace(recipe, pool=replace(recipe.pool, method=method))
-        points = list(config.points())
-        assert len(set(points)) == len(points)
-        assert SetPool(points[-1], channels=3, head_channels=3).out_features > 0
-    assert recipe.mode == "end-to-end" or recipe.pool.reduce_to is None
-
-
-@pytest.mark.parametrize("data", [*CLASSIFIED, "digits", "some/where"])
-def test_the_recipe_of_a_set_of_pictures_is_found(data):
-    name = f"vision/{data}" if data in CLASSIFIED else "vision/default"
-    recipe = read_recipe(name, VisionConfig, {"data": data, "pool.method": "FOP"})
-    options = vision.ReproduceVisionOptions(data=[data])
-    assert vision.read_config(options, data) == recipe
-    assert vision.read_config(replace(options, seed=5, download=False), data) == replace(recipe, seed=5, download=False)
-    frozen = vision.read_config(replace(options, mode="frozen"), data)
-    assert (frozen.mode, frozen.pool.reduce_to, frozen.grid) == ("frozen", None, recipe.grid)
-
-
-@pytest.mark.parametrize("data", [*KNOWN, "digits"])
-def test_quick_is_quick_for_every_set(data):
-    quick = vision.read_config(vision.ReproduceVisionOptions(data=[data], quick=True, mode="frozen"), data)
-    assert (quick.crops.size, quick.crops.count, quick.head.epochs, quick.training.epochs) == (64, 1, 3, 1)
-    for method in VISION_METHODS:
-        assert len(list(replace(quick, pool=replace(quick.pool, method=method)).points())) == 1

@@ -31,7 +31,7 @@ from tests.bench import samples
 from tests.experiments.threads import Threads
 from tests.pipelines.fewshot.samples import write_folder
 from tests.pipelines.graph.samples import rings_and_stars, write_own_set
-from tests.pipelines.vision.samples import use_tiny, write_pictures
+from tests.tasks.vision.samples import use_tiny, write_images
 
 PATIENCE = 600  # seconds: no test is about time, and none waits for ever
 POWERPOOL = Path(sys.executable).with_name("powerpool")
@@ -94,7 +94,7 @@ def place(tmp_path_factory) -> Iterator[Path]:
     """A folder to work in, with tiny data of all kinds."""
     folder = tmp_path_factory.mktemp("place")
     write_own_set(folder / "OWN", rings_and_stars(24))
-    write_pictures(folder / "stripes", count=6)
+    write_images(folder / "stripes", count=6)
     write_folder(folder / "bars")
     (folder / "small.yaml").write_text(FEWSHOT)
     for name in ("bench", "bench/whole"):

@@ -19,7 +19,7 @@ from powerpool.tasks.vision.model import SetPool
 from powerpool.vectorize import to_vector
 from tests.pipelines.fewshot.samples import write_folder
 from tests.pipelines.graph.samples import rings_and_stars, write_own_set
-from tests.pipelines.vision.samples import use_tiny, write_pictures
+from tests.tasks.vision.samples import use_tiny, write_images
 from tests.tolerances import tolerance
 
 FILES = {"inspection.json", "inspection.md", "samples.csv", "spectra.csv"} | {
@@ -56,7 +56,7 @@ def graph(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def vision(cache, tmp_path_factory):
-    data = write_pictures(tmp_path_factory.mktemp("pictures") / "stripes", count=6)
+    data = write_images(tmp_path_factory.mktemp("pictures") / "stripes", count=6)
     folder = tmp_path_factory.mktemp("runs") / "vision"
     words = ["--backbone", "tiny", "--crops.size", 32, "--crops.count", 2, "--crops.resize", 32, "--workers", 0]
     assert run("train", "vision", "--data", data, "--accelerator", "cpu", *words, "--out", folder) == 0

@@ -19,7 +19,7 @@ from powerpool.tasks.graph.model import GraphClassifier
 from powerpool.tasks.pooling import FeatureSet, Normalization
 from powerpool.tasks.spectra import FEWEST, MOST, VALUES, mean_spectrum, ranks, spread_out
 from powerpool.tasks.vision.config import PoolConfig
-from powerpool.tasks.vision.evaluation import stored_spectrum
+from powerpool.tasks.vision.frozen import stored_spectrum
 from powerpool.tasks.vision.model import SetPool
 from tests.pipelines.fewshot import samples as fewshot_samples
 from tests.pipelines.graph import samples as graph_samples

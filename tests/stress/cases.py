@@ -112,8 +112,8 @@ def saved_fewshot(run: Path, cache: Path) -> set[str]:
 def saved_end_to_end(run: Path, cache: Path) -> set[str]:
     """The batches."""
     del cache
-    file = run / "training" / "checkpoints" / "last.ckpt"
-    done = load_state(file)["powerpool"]["progress"]["step"] if file.exists() else 0
+    file = run / "checkpoints" / "00-00" / "last.pt"
+    done = load_state(file)["progress"]["step"] if file.exists() else 0
     return {f"batch {number}" for number in range(1, done + 1)}
 
 
@@ -124,7 +124,7 @@ def saved_frozen(run: Path, cache: Path) -> set[str]:
         for store in cache.glob("features/*/*/store.json")
         for number in range(json.loads(store.read_text())["done"])
     }
-    return pictures | {f"point {int(file.stem[-2:])}" for file in run.glob("points/point-*.json")}
+    return pictures | {f"point {int(file.stem[-2:])}" for file in run.glob("checkpoints/00-*.json")}
 
 
 def folds(run: Path) -> Stamps:
@@ -138,9 +138,9 @@ def folds(run: Path) -> Stamps:
 
 def write_pictures(folder: Path, count: int = 16) -> None:
     """Two classes of stripes."""
-    from tests.pipelines.vision import samples
+    from tests.tasks.vision import samples
 
-    samples.write_pictures(folder / "stripes", count, classes=("across", "along"))
+    samples.write_images(folder / "stripes", count, classes=("across", "along"))
 
 
 def write_recipe(folder: Path) -> None:

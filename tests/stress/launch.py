@@ -94,22 +94,23 @@ def _watch_fewshot(note: Note, patch: Patch) -> None:
 
 
 def _watch_end_to_end(note: Note, patch: Patch) -> None:
-    from powerpool.tasks.vision.learner import Learner
+    from powerpool.tasks.vision.loop import Loop
 
-    step = Learner.training_step
+    step = Loop.train_batch
 
-    def noted_step(learner: Learner, batch: Any, number: int) -> None:
-        step(learner, batch, number)
-        note(f"batch {learner.progress.step + 1}")
+    def noted_step(loop: Loop, batch: Any) -> None:
+        number = loop.progress.step + 1
+        step(loop, batch)
+        note(f"batch {number}")
 
-    patch(Learner, "training_step", noted_step)
+    patch(Loop, "train_batch", noted_step)
 
 
 def _watch_frozen(note: Note, patch: Patch) -> None:
     from powerpool.data.features import FeatureStore
-    from powerpool.tasks.vision import commands, extraction
+    from powerpool.tasks.vision import extraction, frozen
 
-    append, validate = FeatureStore.append, commands.validate
+    append, validate = FeatureStore.append, frozen.validate
 
     def noted_append(store: FeatureStore, items: Any) -> None:
         first = store.done
@@ -117,15 +118,15 @@ def _watch_frozen(note: Note, patch: Patch) -> None:
         for number in range(first, store.done):
             note(f"{store.folder.name} picture {number}")
 
-    def noted_validate(config: Any, pool: Any, features: Any) -> Any:
-        found = validate(config, pool, features)
-        note(f"point {list(config.points()).index(pool)}")
+    def noted_validate(config: Any, point: int, features: Any, protocols: Any) -> Any:
+        found = validate(config, point, features, protocols)
+        note(f"point {point}")
         return found
 
     patch(extraction, "FLUSH_EVERY", 1)
-    patch(extraction, "GPU_BATCH", 8 * 2)  # pictures with two crops that are computed at once
+    patch(extraction, "GPU_BATCH", 8 * 2)  # images with two crops that are computed at once
     patch(FeatureStore, "append", noted_append)
-    patch(commands, "validate", noted_validate)
+    patch(frozen, "validate", noted_validate)
 
 
 def run(ledger: Path, words: Sequence[str]) -> int:

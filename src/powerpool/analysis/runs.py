@@ -143,7 +143,7 @@ def _open_graph(folder: Path, which: Samples) -> Source:
 
 
 def _open_vision(folder: Path, which: Samples) -> Source:
-    from powerpool.tasks.vision.runs import load_run
+    from powerpool.tasks.vision.inference import load_run
 
     model = load_run(folder, download=which.download)
     pool = model.network.pool
@@ -182,8 +182,7 @@ def _computed_maps(folder: Path, which: Samples, model: Any) -> Maps:
     from powerpool.data import ImageDataset, Splits, load_images
     from powerpool.integrations.backbones import fold_batch_norm
     from powerpool.tasks.vision.config import VisionConfig
-    from powerpool.tasks.vision.evaluation import read_images
-    from powerpool.tasks.vision.extraction import Frozen, choose_device, stream_maps
+    from powerpool.tasks.vision.extraction import Frozen, choose_device, read_images, stream_maps
 
     notes: tuple[str, ...] = ()
     if which.data is not None:

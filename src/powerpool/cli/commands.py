@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from powerpool.cli.show import print_table, show_progress, write_answers
-from powerpool.console import emit, note, say
+from powerpool.console import emit, governed, note, say
 from powerpool.files import locked, read_json, write_json
 from powerpool.report.confusion import draw_confusion
 from powerpool.runs.environment import environment
 from powerpool.runs.folder import CHECKPOINTS, EVALUATION, RECORD, open_run, require_output
 from powerpool.runs.record import RunRecord
-from powerpool.tasks.base import get_task, run_chain
+from powerpool.tasks.base import Task, get_task, ignore_progress, run_chain
 
 CONFUSION = "confusion.png"
 
@@ -20,7 +20,11 @@ CONFUSION = "confusion.png"
 def train(options: Any) -> None:
     """Train a model, test it once, and keep it in a run folder; a stopped training is resumed."""
     task = get_task(options.task)
+    is_leader = task.leads(options.config, overwrite=options.overwrite)
     config = task.prepare(options.config)
+    if not is_leader:
+        _take_part(task, config, options)
+        return
     with show_progress() as watch:
         data = task.load(config, watch)
     (protocol,) = options.protocols
@@ -30,7 +34,7 @@ def train(options: Any) -> None:
     start = environment()  # before the training: the code may change while it runs
     task.check(config, data, options.chain)
     with locked(folder):
-        stored = options.stored(config)
+        stored = options.stored_config(config)
         open_run(folder, stored, task.identity(data), task=task.name, overwrite=options.overwrite)
         with show_progress() as watch:
             outcome = run_chain(task, config, data, options.chain, [protocol], folder / CHECKPOINTS, watch)
@@ -50,6 +54,15 @@ def train(options: Any) -> None:
         ).write(folder / RECORD)
     emit({"run": folder, "record": read_json(folder / RECORD)})
     say(f"{task.describe(config, data, protocol, result)} The model is in {folder}.")
+
+
+def _take_part(task: Task[Any, Any, Any, Any], config: Any, options: Any) -> None:
+    """Fit together with another process, which writes the run folder."""
+    with governed(quiet=True):
+        data = task.load(config)
+        folder = Path(options.out or options.default_folder(task.identity(data).name))
+        for unit in task.units(config, options.chain):
+            task.fit(config, data, unit, options.protocols, folder / CHECKPOINTS / unit.name, ignore_progress)
 
 
 def evaluate(options: Any) -> None:

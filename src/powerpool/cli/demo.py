@@ -1,7 +1,7 @@
 """``powerpool demo``: all three tasks on data that ships with packages or is drawn here, in one table and one report.
 
-Each part is ``powerpool reproduce`` with a recipe of ``recipes/demo``: the same protocol, processes and records, so that
-it resumes where it was stopped. Budgets are set for minutes; no setting was chosen by a result of the demo.
+Each part is ``powerpool reproduce`` with a recipe of ``recipes/demo``: the same protocol, processes and records, so
+that it resumes where it was stopped. Budgets are set for minutes; no setting was chosen by a result of the demo.
 """
 
 from __future__ import annotations

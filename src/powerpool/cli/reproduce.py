@@ -122,7 +122,7 @@ def _make_record(task: AnyTask, row: AnyRow, protocol: str, answers: Sequence[An
         protocol=protocol,
         metric=task.metric,
         results=results,
-        config=task.settings(first, row.data),
+        config=task.settings(task.with_protocol(first, protocol), row.data),
         seed=first.seed,
         seconds=sum(result.seconds for result in results),
         environment=merge_environments([answer.environment for answer in answers], environment().command),

@@ -1,177 +1,105 @@
-"""``powerpool sweep vision``: validation accuracy against one setting, as in the paper's sensitivity plots."""
+"""``powerpool sweep TASK``: validation accuracy as a function of one setting, as in the paper's sensitivity plots."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from powerpool.cli.reproduce_vision import (
-    read_config,
-    read_features,
-    require_processes,
-    shared_settings,
-    validate_stored,
-)
+from powerpool.cli.show import show_progress, write_answers
 from powerpool.console import emit, say
-from powerpool.errors import ArgumentError, require_choice
 from powerpool.files import locked, write_json
 from powerpool.report.plots import draw_sweep
-from powerpool.runs.engines import EngineOptions
-from powerpool.runs.environment import environment
-from powerpool.runs.folder import write_answers
-from powerpool.runs.provenance import fingerprint, guarded, origin_of
-from powerpool.runs.quick import FLAG, is_quick_recipe
-from powerpool.runs.scheduler import Unit, run_units
-from powerpool.tasks.vision.commands import read_pictures
-from powerpool.tasks.vision.config import GridConfig, VisionConfig, grid_names
-from powerpool.tasks.vision.extraction import Features
-from powerpool.tasks.vision.methods import METHODS
-from powerpool.tasks.vision.studies import PAPER, SCHEMA, STUDIES
+from powerpool.runs.environment import Environment, environment, merge_environments, resume_key
+from powerpool.runs.record import Trial
+from powerpool.runs.scheduler import Unit as Work
+from powerpool.runs.scheduler import run_units
+from powerpool.runs.typed import Json, from_json, to_json
+from powerpool.tasks.base import Task, get_task, ignore_progress
+from powerpool.tasks.vision.studies import SCHEMA
+
+AnyTask = Task[Any, Any, Any, Any]
 
 
 @dataclass(frozen=True)
-class SweepOptions(EngineOptions):
-    """Try the values of one setting on the validation pictures, and pick the best. The test pictures are not looked at.
+class Tried:
+    """The validation score of a configuration, and where it was computed."""
 
-    Args:
-        data: a data set that has a recipe, such as flower102, or a folder or zip of class folders
-        over: settings, each of which is tried while the others stay as the recipe has them: beta, alpha, eta_prime and
-            eta, as in the paper, and also gamma, gamma_prime, t, sigma and pivots
-        values: to try, where there is one setting; a usual range without it
-        method: to try them with, where there is one setting; the paper's without it
-        recipe: other settings than those of the data set: a YAML file, or the name of one that ships
-        quick: small pictures, to see that everything runs; the figures mean nothing
-        jobs: values that are tried at once, each on one thread; as many as there are cores without it
-        workers: processes that read pictures, and run the backbone on a CPU; as many as there are cores without it
-        seed: of splits and batches, instead of that of the recipe
-        out: where results and plots go; runs/sweep/vision (-quick) without it
-        data_root: folder with data sets; without it $POWERPOOL_DATA and the cache are searched
-        download: whether data and weights that are not on this machine may be fetched from the network
-    """
-
-    data: str | None = None
-    over: list[str] = field(default_factory=lambda: list(PAPER))
-    values: list[float] = field(default_factory=list)
-    method: str | None = None
-    recipe: str | None = None
-    quick: bool = False
-    jobs: int | None = None
-    workers: int | None = None
-    seed: int | None = None
-    out: str | None = None
-    data_root: str | None = None
-    download: bool | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.over or len(set(self.over)) != len(self.over):
-            raise ArgumentError(f"over must name at least one setting, and each once (got {self.over}).")
-        for name in self.over:
-            require_choice(name, tuple(STUDIES), "value of over")
-        require_processes(self.jobs, self.workers)
-        if len(self.over) > 1 and (self.values or self.method):
-            raise ArgumentError(f"values and method need one setting in over (got {', '.join(self.over)}).")
-        if self.method is not None:
-            require_choice(self.method, tuple(METHODS), "method")
-            if self.over[0] not in grid_names(self.method):
-                depends = ", ".join(grid_names(self.method)) or "no setting"
-                raise ArgumentError(f"{self.method} does not depend on {self.over[0]}: it depends on {depends}.")
-
-    @property
-    def is_quick(self) -> bool:
-        """Whether the figures mean nothing, which the records then say."""
-        return self.quick or is_quick_recipe(self.recipe)
-
-    @property
-    def folder(self) -> Path:
-        """Where everything is written."""
-        return Path(self.out or f"runs/sweep/vision{'-quick' if self.quick else ''}")
+    trial: Trial
+    environment: Environment
 
 
-def run(options: SweepOptions) -> None:
-    """Try what is not done yet, then write values and plots, and print what was picked."""
-    start = environment()
+def run(options: Any) -> None:
+    """Try the values that are not done yet, write values and plots, and print the best values."""
+    task = get_task(options.task)
     with locked(options.folder):
-        recipe = read_config(options, options.data if options.data or options.recipe else "digits")
-        # Before the features: a value that the method cannot have shows at once.
-        configs = {name: make_config(options, recipe, name) for name in options.over}
-        features = read_features(recipe, read_pictures(recipe), options.workers)
-        units = {name: make_units(config, features, options.folder) for name, config in configs.items()}
-        # Two settings meet where both have the values of the recipe: that is one unit.
-        every = {unit.path: unit for one in units.values() for unit in one}
-        done = run_units(list(every.values()), options.jobs, description="values", engine=options.runs_on)
-        results = dict(zip(every, done, strict=True))
-        found = {name: [results[unit.path] for unit in one] for name, one in units.items()}
-        emit([_write(options, name, configs[name], features, points, start) for name, points in found.items()])
-
-
-def make_config(options: SweepOptions, recipe: VisionConfig, name: str) -> VisionConfig:
-    """The recipe with a grid over one setting alone."""
-    study = STUDIES[name]
-    values = options.values or list(study.values)
-    if name == "pivots":
-        whole = [int(value) for value in values if value == int(value)]
-        if len(whole) < len(values):
-            raise ArgumentError(f"values of {name} must be whole numbers (got {values}).")
-        values = list(whole)
-    pool = replace(recipe.pool, method=options.method or study.method)
-    return replace(recipe, pool=pool, grid=GridConfig(**{name: values}))  # type: ignore[arg-type]
-
-
-def make_units(config: VisionConfig, features: Features, folder: Path) -> list[Unit]:
-    """One for each value."""
-    data, method = features.facts["data"], config.pool.method
-    units = []
-    for pool in config.points():
-        point = replace(config, pool=pool, grid=GridConfig())
-        name = fingerprint("vision", shared_settings(point, features), features.facts)
-        units.append(
-            Unit(
-                folder / "points" / f"{name}.json",
-                f"{data} {method}",
-                guarded("vision", partial(validate_stored, (point,), pool, features.folder)),
-                (point.head.kind, "origin"),
-            )
+        recipe = options.read_config()
+        # Before the data is read: a value that the method cannot have is refused at once.
+        configs = {name: options.points(recipe, name) for name in options.over}
+        with show_progress() as watch:
+            data = task.load(recipe, watch)
+        units = {name: [_make_unit(task, config, data, options.folder) for config in configs[name]] for name in configs}
+        # Where two settings have the values of the recipe they share a unit.
+        every = {unit.path: unit for own in units.values() for unit in own}
+        answers = run_units(list(every.values()), options.jobs, description="values", engine=options.runs_on)
+        found = dict(zip(every, answers, strict=True))
+        emit(
+            [
+                _write(task, options, name, configs[name], data, [from_json(Tried, found[unit.path]) for unit in own])
+                for name, own in units.items()
+            ]
         )
-    return units
+
+
+def try_point(name: str, config: Any, protocol: str, reference: Json) -> dict[str, Json]:
+    """Fit a configuration with a single grid point and return its validation score; what a worker does."""
+    task = get_task(name)
+    data = task.open(config, reference)
+    (unit,) = task.units(config, 0)
+    fit = task.fit(config, data, unit, [protocol], None, ignore_progress)
+    found: dict[str, Json] = to_json(Tried(task.trial(fit, protocol), environment()))
+    return found
+
+
+def _make_unit(task: AnyTask, config: Any, data: Any, folder: Path) -> Work:
+    key = resume_key(task.name, task.version, task.settings(config, data), task.packages)
+    work = partial(try_point, task.name, config, task.protocol(config), task.reference(config, data))
+    title = f"{task.identity(data).name} {task.method(config)}"
+    return Work(folder / "points" / f"{key}.json", title, work, ("trial", "environment"))
 
 
 def _write(
-    options: SweepOptions,
-    name: str,
-    config: VisionConfig,
-    features: Features,
-    points: list[dict[str, Any]],
-    start: dict[str, Any],
+    task: AnyTask, options: Any, name: str, configs: Sequence[Any], data: Any, tried: Sequence[Tried]
 ) -> dict[str, Any]:
-    """Write what was found of a setting, and print what was picked. What is written is returned, with the files."""
-    data, method = str(features.facts["data"]), config.pool.method
-    own = [point[config.head.kind] for point in points]
-    rows = [{name: point["chosen"][name], "accuracy": point["value"], "loss": point["loss"]} for point in own]
-    # Of equally good values that with the lower loss, of equal ones the first.
+    """Write the values of a setting, print the best, and return what was written, with the files."""
+    title, method = task.identity(data).name, task.method(configs[0])
+    rows = [{name: one.trial.settings[name], "accuracy": one.trial.value, "loss": one.trial.loss} for one in tried]
+    # The highest accuracy; of equal ones the lowest loss, then the smallest value.
     picked = min(rows, key=lambda row: (-row["accuracy"], row["loss"], row[name]))
-    stem = options.folder / f"{data}-{method}-{name}"
-    settings = {**shared_settings(config, features), "pool": asdict(config.pool)}
+    settings = task.settings(configs[0], data)
+    where = merge_environments([one.environment for one in tried], environment().command)
     found = {
         "schema": SCHEMA,
-        "data": data,
+        "data": title,
         "method": method,
         "setting": name,
-        "metric": "top-1 accuracy in % on validation pictures",
+        "metric": f"{task.metric} on validation images",
         "values": rows,
-        "pictures": len(features.targets["validation"]),
+        "pictures": settings["pictures"]["validation"],
         "picked": picked[name],
         "config": settings,
-        "environment": {**origin_of(points, start), **({FLAG: True} if options.is_quick else {})},
+        "environment": to_json(replace(where, quick=options.is_quick)),
     }
+    stem = options.folder / f"{title}-{method}-{name}"
     written = [stem.with_name(f"{stem.name}.{suffix}") for suffix in ("json", "csv", "svg")]
     write_json(written[0], found)
-    write_answers(rows, str(written[1]))
-    draw_sweep(rows, name, f"{method} on validation pictures of {data}", written[2])
+    write_answers(rows, written[1])
+    draw_sweep(rows, name, f"{method} on validation images of {title}", written[2])
     say(
-        f"{name} of {method} on {data}: {picked[name]:g} has {picked['accuracy']:.2f} % of validation pictures right, "
-        f"the worst value {min(row['accuracy'] for row in rows):.2f} %. Written: {stem}.json, .csv, .svg"
+        f"{name} of {method} on {title}: {picked[name]:g} has the highest validation accuracy, "
+        f"{picked['accuracy']:.2f} %; the worst value has {min(row['accuracy'] for row in rows):.2f} %. "
+        f"Written: {stem}.json, .csv, .svg"
     )
     return {**found, "written": written}

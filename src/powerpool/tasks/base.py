@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 from torch import Tensor
 
 from powerpool.runs.folder import DataIdentity
-from powerpool.runs.record import Confusion, Result
+from powerpool.runs.record import Confusion, Result, Trial
 from powerpool.runs.typed import Json, to_json
 from powerpool.tasks.methods import Method
 
@@ -173,6 +173,18 @@ class Task(ABC, Generic[C, D, F, M]):
     def select(self, fits: Sequence[F], protocol: str) -> F:
         """Choose a fit by validation only."""
 
+    def with_protocol(self, config: C, protocol: str) -> C:
+        """Return the settings that the record of a protocol shows."""
+        return config
+
+    def protocol(self, config: C) -> str:
+        """Return the protocol that the settings choose, for ``powerpool sweep``."""
+        raise NotImplementedError(f"Settings of {self.name} cannot be swept.")
+
+    def trial(self, fit: F, protocol: str) -> Trial:
+        """Return the grid point of a fit and its validation score, for ``powerpool sweep``."""
+        raise NotImplementedError(f"Settings of {self.name} cannot be swept.")
+
     @abstractmethod
     def finish(
         self,
@@ -211,6 +223,10 @@ class Task(ABC, Generic[C, D, F, M]):
     def prepare(self, config: C) -> C:
         """Return the configuration that is stored, with absolute paths."""
         return config
+
+    def leads(self, config: C, *, overwrite: bool) -> bool:
+        """Whether this process writes and prints; another one, started by a launcher such as torchrun, only fits."""
+        return True
 
     def check(self, config: C, data: D, chain: int) -> None:
         """Refuse what cannot be trained before anything is written."""

@@ -125,12 +125,14 @@ def read_layered(
         data: the data set; None for the one that the recipe names.
         recipe: used instead of the recipe of the data set.
         scales: recipes such as "quick", which override some settings.
-        typed: settings by name, with ``__`` for dots; None leaves a setting as it is.
+        typed: settings by name, with ``__`` for dots. None leaves a setting unchanged, ``Setting(None)`` sets it to
+            None.
     """
     own = f"{task}/{data}"
     settings = read_settings(recipe or (own if own in recipe_names() else f"{task}/default"), kind)
     for scale in scales:
         settings |= read_settings(f"{task}/{scale}", kind)
     changes = {"data": data, **{name.replace("__", "."): value for name, value in typed.items()}}
-    settings |= {name: Setting(value) for name, value in changes.items() if value is not None}
+    given = {name: value for name, value in changes.items() if value is not None}
+    settings |= {name: value if isinstance(value, Setting) else Setting(value) for name, value in given.items()}
     return make_config(kind, settings)

@@ -44,7 +44,7 @@ class TrainOptions(RunConfig):
         """The settings of the task."""
         return take_fields(self, GraphConfig)
 
-    def stored(self, config: GraphConfig) -> RunConfig:
+    def stored_config(self, config: GraphConfig) -> RunConfig:
         """Return the settings that are stored with the run."""
         return RunConfig(**vars(config), protocol=self.protocol, fold=self.fold)
 

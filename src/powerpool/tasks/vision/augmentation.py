@@ -1,4 +1,4 @@
-"""Random batches and crops of training pictures: they depend on the seed, the epoch and the picture alone."""
+"""Random batches and crops of training images; they depend on the seed, the epoch and the image only."""
 
 from __future__ import annotations
 
@@ -18,25 +18,24 @@ if TYPE_CHECKING:
     from PIL import Image
 
 ASPECTS = (3 / 4, 4 / 3)
-"""Width to height of a random crop, before it becomes a square; pictures that are longer than that have longer ones."""
+"""Width to height of a random crop, before it is resized to a square; crops of elongated images exceed this."""
 
 Box = tuple[float, float, float, float]
 
 
 class RandomCrops(Dataset[dict[str, Any]]):
-    """Random crops of pictures, cut from the picture as it is and resized over the whole area that becomes a pixel.
+    """Random crops of images, resized with antialiasing.
 
-    The draws of a picture come from a generator of its own, seeded by (seed, epoch, number of the picture): they are
-    the same for every order of the pictures, every number of processes, and after a stop.
+    Each image has its own generator, seeded by (seed, epoch, index): its crops are the same for every order of the
+    images, every number of processes, and after a stop.
 
-    Crops are cut in the worker processes, not from batches: 1.5 ms a crop with Pillow, against 2.0 ms with a batch of
-    squeezed pictures and kornia's resampling, which does not look at all pixels where it shrinks. Colours change in
-    batches: :func:`jitter`.
+    Crops are cut by Pillow in the worker processes: 1.5 ms per crop, against 2.0 ms for batches of squeezed images with
+    kornia's resampling, which does not antialias. Colours are changed in batches: :func:`jitter`.
 
     Args:
-        split: the pictures.
+        split: the images.
         config: size of the crops, and how they are drawn.
-        epoch: whose draws these are, counted from 0.
+        epoch: counted from 0.
     """
 
     def __init__(self, split: ImageSplit, config: VisionConfig, epoch: int) -> None:
@@ -46,29 +45,31 @@ class RandomCrops(Dataset[dict[str, Any]]):
         return len(self.split)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        """Crops (K, size, size, 3) of bytes, the factors (K, 3) of :func:`jitter`, and the target."""
+        """Return crops (K, size, size, 3) of bytes, the factors (K, 3) of :func:`jitter`, and the target."""
         from PIL import Image
 
         training, crops = self.config.training, self.config.crops
-        generator = torch.Generator().manual_seed(mixed(self.config.seed, self.epoch, index))
-        # All draws of a picture at once: a setting that is off does not move the draws of the others.
+        generator = torch.Generator().manual_seed(mix_seed(self.config.seed, self.epoch, index))
+        # All numbers of an image are drawn at once, so that switching off one setting does not change the others.
         draws = torch.rand(training.crops, 8, generator=generator, dtype=torch.float64)
-        picture, square = self.split.read(index), (crops.size, crops.size)
+        image, square = self.split.read(index), (crops.size, crops.size)
         method = Image.Resampling[crops.interpolation.upper()]
         images = []
         for draw in draws.tolist():
-            box = random_box(*picture.size, training.smallest_crop, *draw[:4])
-            crop = picture.resize(square, method, box=box)
-            images.append(_pixels(crop.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if _flips(self, draw) else crop))
+            box = random_box(*image.size, training.smallest_crop, *draw[:4])
+            crop = image.resize(square, method, box=box)
+            if training.flip and draw[4] < 0.5:
+                crop = crop.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+            images.append(_pixels(crop))
         lowest = max(0.0, 1 - training.jitter)
         factors = lowest + (1 + training.jitter - lowest) * draws[:, 5:]
         return {"images": torch.stack(images), "factors": factors.float(), "target": self.split.targets[index]}
 
 
 def random_box(width: int, height: int, smallest: float, share: float, aspect: float, right: float, down: float) -> Box:
-    """A box inside a picture whose share of the area is between ``smallest`` and 1, from four draws in [0, 1).
+    """Return a box inside an image with ``smallest`` to 1 of its area, from four draws in [0, 1).
 
-    Its aspect is between 3/4 and 4/3 where a box of that area can be, and as near to that as it can be elsewhere.
+    Its aspect ratio is between 3/4 and 4/3 if a box of that area fits, and as near to that as possible otherwise.
 
     Example:
         >>> left, top, right, bottom = random_box(400, 100, 0.5, share=0.0, aspect=0.3, right=0.5, down=0.9)
@@ -80,13 +81,13 @@ def random_box(width: int, height: int, smallest: float, share: float, aspect: f
     low = min(max(ASPECTS[0], narrowest), widest)
     high = max(min(ASPECTS[1], widest), narrowest)
     ratio = low * (high / low) ** aspect
-    wide, high_ = min(math.sqrt(area * ratio), width), min(math.sqrt(area / ratio), height)
-    left, top = right * (width - wide), down * (height - high_)
-    return left, top, min(left + wide, width), min(top + high_, height)
+    wide, tall = min(math.sqrt(area * ratio), width), min(math.sqrt(area / ratio), height)
+    left, top = right * (width - wide), down * (height - tall)
+    return left, top, min(left + wide, width), min(top + tall, height)
 
 
 def jitter(images: Tensor, factors: Tensor) -> Tensor:  # shape: (n, 3, H, W), (n, 3) -> (n, 3, H, W)
-    """Brightness, contrast and saturation of pictures in [0, 1], each times its factor; 1 leaves it as it is."""
+    """Multiply brightness, contrast and saturation of images in [0, 1] by factors; 1 changes nothing."""
     try:
         from kornia import enhance
     except ModuleNotFoundError as error:
@@ -99,11 +100,11 @@ def jitter(images: Tensor, factors: Tensor) -> Tensor:  # shape: (n, 3, H, W), (
     return enhance.adjust_saturation_with_gray_subtraction(contrasted, saturation)
 
 
-def mixed(*parts: int) -> int:
-    """A seed from several numbers: other numbers, another seed.
+def mix_seed(*parts: int) -> int:
+    """Derive a seed from several numbers.
 
     Example:
-        >>> mixed(0, 1) == mixed(0, 1), mixed(0, 1) == mixed(1, 0)
+        >>> mix_seed(0, 1) == mix_seed(0, 1), mix_seed(0, 1) == mix_seed(1, 0)
         (True, False)
     """
     digest = hashlib.blake2b(" ".join(map(str, parts)).encode(), digest_size=8).digest()
@@ -111,10 +112,9 @@ def mixed(*parts: int) -> int:
 
 
 def draw_batches(count: int, size: int, seed: int, world: int = 1) -> list[Tensor]:
-    """All pictures in a random order, ``size`` to a batch.
+    """Split all images into batches of ``size``, in random order.
 
-    A last batch with fewer pictures than there are processes joins the one before: the one thing that depends on their
-    number.
+    A last batch with fewer images than there are processes joins the batch before.
 
     Example:
         >>> [len(batch) for batch in draw_batches(11, 5, seed=0)], [len(batch) for batch in draw_batches(11, 5, 0, 2)]
@@ -127,11 +127,6 @@ def draw_batches(count: int, size: int, seed: int, world: int = 1) -> list[Tenso
     return [*parts, last]
 
 
-def _flips(crops: RandomCrops, draw: list[float]) -> bool:
-    return crops.config.training.flip and draw[4] < 0.5
-
-
-def _pixels(picture: Image.Image) -> Tensor:  # shape: (H, W, 3), uint8
-    # A copy in memory that can be written to: bytes cannot.
-    flat = torch.frombuffer(bytearray(picture.tobytes()), dtype=torch.uint8)
-    return flat.view(picture.height, picture.width, 3)
+def _pixels(image: Image.Image) -> Tensor:  # shape: (H, W, 3), uint8
+    flat = torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8)  # bytes would not be writable
+    return flat.view(image.height, image.width, 3)

@@ -21,25 +21,25 @@ from powerpool.errors import ArgumentError, PowerPoolError
 from powerpool.files import atomic
 from powerpool.integrations.backbones import Backbone, fold_batch_norm
 from powerpool.solvers import NewtonSchulz
-from powerpool.tasks.vision.config import PoolConfig, chosen_values
-from powerpool.tasks.vision.methods import METHODS
+from powerpool.tasks.methods import VISION_METHODS
+from powerpool.tasks.vision.config import PoolConfig, grid_values
+from powerpool.tasks.vision.inference import TrainedModel, load_run
 from powerpool.tasks.vision.model import ImageClassifier
-from powerpool.tasks.vision.runs import TrainedModel, load_run
 
 FORMATS = {".onnx": "ONNX", ".pt2": "a program of torch.export"}
 INPUT, OUTPUT, METADATA = "crops", "probabilities", "metadata.json"
 OPSET = 18
-"""Of the ONNX operators: the oldest that the exporter writes, so that most runtimes read it."""
+"""The oldest operator set that the exporter writes, which most runtimes support."""
 LARGEST_ONNX = 1536 * 2**20
-"""Bytes of weights in one ONNX file. A file ends at 2 GB; from here on the exporter puts weights into a second one."""
+"""Bytes of weights in one ONNX file. The limit of the format is 2 GB; above this the exporter adds a second file."""
 TOLERANCE = 1e-5
-"""How far a probability of the file may be from that of the model."""
+"""Largest allowed difference between a probability of the file and of the model."""
 CHATTY = ("torch.onnx", "torch.export", "onnxscript", "onnx_ir")
-"""Loggers that tell of optional packages and of their own passes."""
+"""Loggers of messages that are of no use here."""
 
 
 class ExportError(PowerPoolError, RuntimeError):
-    """A network could not be exported, or what was exported does not give what the model gives."""
+    """A network could not be exported, or the exported file computes something else than the model."""
 
     exit_code = 1
 
@@ -49,11 +49,11 @@ class ExportOptions:
     """Write the model of a run as one file that runs without powerpool: ONNX, or a program of torch.export.
 
     Args:
-        run: the run folder that 'powerpool train vision' wrote
-        out: the file, .onnx or .pt2 by its name
-        batch: how many pictures the file takes at once; any number without it
-        check: whether the file is run on random crops, and refused if its probabilities are not those of the model
-        download: whether weights that are not on this machine may be fetched from the network
+        run: run folder of 'powerpool train vision'
+        out: file that ends in .onnx or .pt2
+        batch: number of images that the file takes at once; default: any number
+        check: run the file on random crops, and refuse it if its probabilities differ from those of the model
+        download: allow downloads of weights that are not on this machine
     """
 
     run: str
@@ -68,16 +68,15 @@ class ExportOptions:
 
 
 def export(options: ExportOptions) -> None:
-    """Write the file, and print what it takes and gives."""
+    """Write the file, and print its inputs and outputs."""
     model = load_run(options.run, download=options.download)
     method = model.network.pool.config.method
     if takes_fast_form(model.network.pool.config):
-        note(f"{method} is written in its fast form: products of matrices that give the same, without eigenvalues.")
+        note(f"{method} is exported in its fast form: matrix products instead of eigenvalues, with the same result.")
     with working("exporting"):
         found = export_model(model, options.out, batch=options.batch, check=options.check)
-    size, difference = Path(options.out).stat().st_size / 1e6, "not checked"
-    if found is not None:
-        difference = f"at most {found:.1g} from those of the model"
+    size = Path(options.out).stat().st_size / 1e6
+    difference = "not checked" if found is None else f"largest difference {found:.1g}"
     emit(
         {
             "written": [Path(options.out)],
@@ -89,9 +88,9 @@ def export(options: ExportOptions) -> None:
         }
     )
     say(
-        f"{method} on {model.backbone.name} as {FORMATS[Path(options.out).suffix]}, {size:.1f} MB. "
-        f"Takes {INPUT} {_shape(model, options.batch)}, float32 from 0 to 1. "
-        f"Gives {OUTPUT} of {len(model.classes)} classes, {difference}. It is in {options.out}."
+        f"Exported {method} on {model.backbone.name} as {FORMATS[Path(options.out).suffix]} to {options.out}, "
+        f"{size:.1f} MB. Input: {INPUT} {_shape(model, options.batch)}, float32 from 0 to 1. "
+        f"Output: {OUTPUT} of {len(model.classes)} classes, {difference}."
     )
 
 
@@ -100,21 +99,21 @@ def export_model(
 ) -> float | None:
     """Write a model as ONNX or as a program of torch.export, by the suffix of ``path``, atomically.
 
-    The file takes ``crops``, float32 from 0 to 1 of shape (B, K, 3, S, S), and gives ``probabilities`` (B, classes).
-    Mean, standard deviation and softmax are inside, batch normalization is folded into the convolutions. What it has to
-    be fed with is in its metadata: see :func:`describe`. In a ``.pt2`` that is the extra file ``metadata.json``.
+    The file takes ``crops``, float32 from 0 to 1 of shape (B, K, 3, S, S), and returns ``probabilities`` (B, classes).
+    It contains normalization and softmax; batch normalization is folded into the convolutions. Its metadata describe
+    the preprocessing, see :func:`describe`; in a ``.pt2`` they are the extra file ``metadata.json``.
 
-    MaxExp with a whole eta is written in its fast form, whichever form it was trained in. Other curves of eigenvalues
-    are refused: ONNX has no eigenvalues.
+    MaxExp with an integer eta is exported in its fast form, whichever form it was trained in. Other curves of
+    eigenvalues are refused: ONNX has no eigendecomposition.
 
     Args:
         model: the model; it is not changed.
         path: the file, ``.onnx`` or ``.pt2``.
-        batch: B; any number without it.
-        check: whether the file is run before it takes its place, and refused if it does not give what the model gives.
+        batch: B; default: any number.
+        check: run the file on random crops, and refuse it if its probabilities differ from those of the model.
 
     Returns:
-        The largest difference of a probability on random crops, ``None`` without ``check``.
+        The largest difference of a probability on random crops; None without ``check``.
 
     Example:
         >>> import tempfile
@@ -137,10 +136,10 @@ def export_model(
             run = open_file(temporary) if check else None
         except (PowerPoolError, ModuleNotFoundError):
             raise
-        except Exception as error:  # exporters raise errors of many kinds, and pages of advice with them
+        except Exception as error:  # exporters raise errors of many kinds
             raise ExportError(
                 f"{model.network.pool.config.method} on {model.backbone.name} was not exported as {FORMATS[suffix]}: "
-                f"{_reason(error)}. Another backbone, or the other format, may do."
+                f"{_reason(error)}. Try another backbone, or the other format."
             ) from error
         if run is None:
             return None
@@ -148,20 +147,20 @@ def export_model(
         if not difference <= TOLERANCE:  # true for NaN, too
             raise ExportError(
                 f"{path} was not written: its probabilities differ from those of the model by {difference:.2g} on "
-                f"random crops, more than {TOLERANCE:g}. With check off (--check false) it is written all the same."
+                f"random crops, more than {TOLERANCE:g}. Use --check false to write it anyway."
             )
         return difference
 
 
 def takes_fast_form(pool: PoolConfig) -> bool:
-    """Whether a pool that was trained with eigenvalues is exported without: MaxExp with a whole eta."""
-    method = METHODS[pool.method]
+    """Whether a pool that was trained with eigenvalues is exported without: MaxExp with an integer eta."""
+    method = VISION_METHODS[pool.method]
     return method.is_spectral and method.make_solver(pool) == "eigen" and not needs_eigenvalues(pool)
 
 
 def needs_eigenvalues(pool: PoolConfig) -> bool:
-    """Whether there is no form of a pool that is made of products of matrices."""
-    method = METHODS[pool.method]
+    """Whether a pool cannot be computed by matrix products alone."""
+    method = VISION_METHODS[pool.method]
     curve = method.make_curve(pool)
     if curve is None or not method.is_spectral or isinstance(method.make_solver(pool), NewtonSchulz):
         return False
@@ -169,11 +168,11 @@ def needs_eigenvalues(pool: PoolConfig) -> bool:
 
 
 def describe(model: TrainedModel, batch: int | None = None) -> dict[str, str]:
-    """What someone who has only the file needs to know: what goes in, what comes out, in which order."""
+    """Return the metadata of the file: inputs, preprocessing, outputs and the order of the classes."""
     pool, backbone = model.network.pool.config, model.backbone
     return {
-        "input": f"{INPUT}: float32 {_shape(model, batch)}, numbers from 0 to 1; {model.crops.count} crops of each "
-        "picture; red, green, blue",
+        "input": f"{INPUT}: float32 {_shape(model, batch)}, numbers from 0 to 1; {model.crops.count} crops per image; "
+        "red, green, blue",
         "output": f"{OUTPUT}: float32 ({batch or 'batch'}, {len(model.classes)}), in the order of 'classes'; each row "
         "sums to 1",
         "classes": _as_json(model.classes),
@@ -181,13 +180,13 @@ def describe(model: TrainedModel, batch: int | None = None) -> dict[str, str]:
         "crops": _as_json(asdict(model.crops)),
         "normalization": _as_json({"mean": backbone.mean, "std": backbone.std, "inside": True}),
         "backbone": backbone.name,
-        "pool": _as_json({"method": pool.method, **chosen_values(pool)}),
+        "pool": _as_json({"method": pool.method, **grid_values(pool)}),
         "powerpool": metadata.version("powerpool"),
     }
 
 
 class _Probabilities(nn.Module):
-    """What is exported: a classifier in a form without eigenvalues, its batch normalization folded, and softmax."""
+    """The exported module: a classifier without eigenvalues, with folded batch normalization, and softmax."""
 
     def __init__(self, model: TrainedModel) -> None:
         super().__init__()
@@ -195,27 +194,27 @@ class _Probabilities(nn.Module):
         folded = fold_batch_norm(network.backbone, torch.rand(1, 3, model.crops.size, model.crops.size))
         assert isinstance(folded, Backbone)
         network.backbone = folded
-        if network.pool.head is not None:  # that of the backbone before it was folded
+        if network.pool.head is not None:  # it belongs to the backbone before folding
             network.pool.head = folded.head
         if takes_fast_form(network.pool.config):
             network.pool.solver = "auto"
         self.network: ImageClassifier = network
 
     def forward(self, crops: Tensor) -> Tensor:  # shape: (B, K, 3, S, S) -> (B, classes)
-        """The probabilities."""
+        """Return the probabilities."""
         logits: Tensor = self.network(crops)
         return logits.softmax(-1)
 
 
 def _trace(model: TrainedModel, batch: int | None) -> torch.export.ExportedProgram:
-    # Two pictures: a dimension of 1 would be taken for a constant.
+    # Two images: a dimension of 1 would be treated as a constant.
     example = torch.rand(batch or 2, model.crops.count, 3, model.crops.size, model.crops.size)
     with torch.no_grad():
         return torch.export.export(_Probabilities(model), (example,), dynamic_shapes=_free(batch))
 
 
 def _free(batch: int | None) -> dict[str, dict[int, torch.export.Dim]] | None:
-    """Which dimensions of the input are not fixed."""
+    """Return the dynamic dimensions of the input."""
     return None if batch is not None else {INPUT: {0: torch.export.Dim("batch", min=1)}}
 
 
@@ -224,20 +223,20 @@ def _write_pt2(model: TrainedModel, batch: int | None, path: Path) -> None:
 
 
 def _write_onnx(model: TrainedModel, batch: int | None, path: Path) -> None:
-    import onnxscript  # noqa: F401  # the exporter needs it, and has an error of its own for that
+    import onnxscript  # noqa: F401  # the error of a missing package is clearer here
 
     size = sum(tensor.nbytes for tensor in model.network.state_dict().values())
     if size > LARGEST_ONNX:
         raise ExportError(
-            f"The weights take {size / 1e9:.2f} GB, and one ONNX file holds {LARGEST_ONNX / 1e9:.2f}. Write a .pt2, or "
-            "train with fewer channels (pool.reduce_to)."
+            f"The weights take {size / 1e9:.2f} GB, more than the {LARGEST_ONNX / 1e9:.2f} GB of one ONNX file. Export "
+            "a .pt2, or train with fewer channels (pool.reduce_to)."
         )
     program = torch.onnx.export(
         _trace(model, batch),
         dynamo=True,
         input_names=[INPUT],
         output_names=[OUTPUT],
-        dynamic_shapes=_free(batch),  # once more, for the name of the dimension
+        dynamic_shapes=_free(batch),  # for the name of the dimension
         opset_version=OPSET,
         external_data=False,
         verbose=False,
@@ -262,14 +261,14 @@ def _open_onnx(path: Path) -> Callable[[Tensor], Tensor]:
 
 
 def _difference(run: Callable[[Tensor], Tensor], model: TrainedModel, batch: int | None) -> float:
-    """The largest difference of a probability on random crops; of one picture and of three where B is free."""
+    """Return the largest difference of a probability on random crops; of one image and of three where B is free."""
     generator, largest = torch.Generator().manual_seed(0), torch.zeros(())
     network = copy.deepcopy(model.network).cpu().eval()
     with torch.no_grad():
         for count in (1, 3) if batch is None else (batch,):
             shape = (count, model.crops.count, 3, model.crops.size, model.crops.size)
             crops = torch.rand(shape, generator=generator)
-            expected = torch.cat([network(picture[None]) for picture in crops]).softmax(-1)
+            expected = torch.cat([network(one[None]) for one in crops]).softmax(-1)
             largest = torch.maximum(largest, (run(crops) - expected).abs().max())
     return float(largest)
 
@@ -284,22 +283,22 @@ def _require_format(path: str | Path) -> str:
 
 def _require_batch(batch: int | None) -> None:
     if batch is not None and batch < 1:
-        raise ArgumentError(f"batch must be at least 1 picture, or null for any number (got {batch}).")
+        raise ArgumentError(f"batch must be at least 1, or null for any number (got {batch}).")
 
 
 def _require_exportable(pool: PoolConfig) -> None:
     if needs_eigenvalues(pool):
-        able = [name for name in METHODS if not needs_eigenvalues(PoolConfig(name))]
-        values = ", ".join(f"{name}={value:g}" for name, value in chosen_values(pool).items())
+        able = [name for name in VISION_METHODS if not needs_eigenvalues(PoolConfig(name))]
+        values = ", ".join(f"{name}={value:g}" for name, value in grid_values(pool).items())
         raise ExportError(
-            f"{pool.method} with {values} needs eigenvalues, which exported files do not have. Train one of these: "
-            f"{', '.join(able)} (MaxExp with a whole eta)."
+            f"{pool.method} with {values} needs eigenvalues, which cannot be exported. Train one of these: "
+            f"{', '.join(able)} (MaxExp with an integer eta)."
         )
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without what exporters say of themselves and of each other: nothing of it is for the user to put right."""
+    """Silence messages of the exporters, which users cannot act on."""
     loggers = [logging.getLogger(name) for name in CHATTY]
     levels = [logger.level for logger in loggers]
     try:
@@ -315,14 +314,14 @@ def _quiet() -> Iterator[None]:
 
 def _preprocessing(crops: Crops) -> str:
     side = f"{crops.resize}" if crops.resize else f"{crops.size} if it is shorter"
-    cut = f"Bring the short side of the picture to {side} pixels, cut squares of {crops.size}"
-    whole = f"all of the picture, squeezed to {crops.size} x {crops.size}"
+    cut = f"Resize the short side of the image to {side} pixels, cut squares of {crops.size}"
+    whole = f"the whole image, squeezed to {crops.size} x {crops.size}"
     listed = ", ".join(whole if kind == "whole" else kind for kind in crops.kinds)
     mirrored = "; then their mirror images, in the same order" if crops.mirrored else ""
     first = "" if crops.kinds == ("whole",) else f"{cut}. "
     return (
-        f"{first}The crops are: {listed}{mirrored}. Resize {crops.interpolation}, over the whole area that becomes a "
-        "pixel. Divide bytes by 255. Mean and standard deviation are taken care of inside."
+        f"{first}The crops are: {listed}{mirrored}. Resize {crops.interpolation} with antialiasing. Divide bytes by "
+        "255. The file itself applies mean and standard deviation."
     )
 
 
@@ -336,7 +335,7 @@ def _as_json(value: object, indent: int | None = None) -> str:
 
 
 def _reason(error: BaseException) -> str:
-    """The first line of what went wrong at the bottom."""
+    """Return the first line of the original error."""
     while error.__cause__ is not None:
         error = error.__cause__
     lines = str(error).strip().splitlines() or [type(error).__name__]

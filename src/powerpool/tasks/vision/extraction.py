@@ -1,10 +1,10 @@
-"""The frozen backbone runs once over all pictures; its maps are stored, with a key of all that they depend on."""
+"""Features of a frozen backbone: computed once for all images, and stored under a key of all that they depend on."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from functools import cache, partial
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from powerpool.data import Crops, ImageDataset, ImageSet, ImageSplit
+from powerpool.data import Crops, ImageDataset, ImageSet, ImageSplit, Splits, check_images, load_images
 from powerpool.data.decoding import DECODER_VERSION
 from powerpool.data.features import DTYPES, FeatureStore, store_key
 from powerpool.data.store import cache_folder
@@ -20,28 +20,29 @@ from powerpool.errors import ArgumentError, RecordError
 from powerpool.files import locked, read_json, write_json
 from powerpool.integrations.backbones import BACKBONES_VERSION, Backbone, fold_batch_norm, load_backbone
 from powerpool.runs.processes import usable_cores
+from powerpool.tasks.base import Watch, ignore_progress
 from powerpool.tasks.vision.config import VisionConfig
-from powerpool.tasks.vision.model import normalize_pictures
+from powerpool.tasks.vision.model import normalize_images
 
+VERSION = 1
+"""Raised whenever the same image, crops and weights give other features: stored ones are then computed again."""
 ITEMS = "items.json"
 SPLITS = ("train", "validation", "test")
 CPU_BATCH = 4
-"""Crops that go through the backbone at once on a CPU: their maps still fit into its cache. Batches of 24 take twice
-as long for each crop."""
+"""Crops that pass through the backbone at once on a CPU: their maps fit into its cache. Batches of 24 take twice as
+long per crop."""
 GPU_BATCH = 96
 FLUSH_EVERY = 64
-"""Pictures after which what is done is made safe."""
-
-Watcher = Callable[[str, int, int], None]
-"""Is told the split, and how many of its pictures are done, of how many."""
+"""Images between two flushes of a store."""
 
 
 @dataclass(frozen=True, eq=False)
 class Features:
-    """The stored maps of a data set: what methods are trained and tested on."""
+    """The stored feature maps of a data set, on which methods are trained and tested."""
 
     folder: Path
     facts: dict[str, Any]
+    """What the features depend on: data, backbone, crops, precision, versions."""
     classes: tuple[str, ...]
     names: dict[str, tuple[str, ...]]
     targets: dict[str, Tensor]
@@ -53,37 +54,49 @@ class Features:
         return self.stores[SPLITS[0]].shape[1]
 
     def maps(self, *splits: str) -> Tensor:  # shape: (n, K, C, h, w)
-        """The maps of one or several splits; of one, they are not copied into memory."""
+        """Return the maps of one or several splits; those of a single split are not copied into memory."""
         found = [self.stores[split].maps for split in splits]
         return found[0] if len(found) == 1 else torch.cat(found)
 
     def labels(self, *splits: str) -> Tensor:
-        """The classes of one or several splits."""
+        """Return the classes of one or several splits."""
         return torch.cat([self.targets[split] for split in splits])
 
 
-def extract(
-    config: VisionConfig,
-    images: ImageSet,
-    *,
-    folder: Path | None = None,
-    workers: int | None = None,
-    watch: Watcher = lambda split, done, count: None,
-) -> Features:
-    """The maps of all splits, computed where they are not stored yet.
+def read_images(config: VisionConfig) -> tuple[ImageSet, dict[str, list[str]]]:
+    """Read the splits of a configuration, and the names of images that cannot be read and are skipped, by split."""
+    splits = Splits(validation=config.validation_share, test=config.test_share, seed=config.seed)
+    images = load_images(config.data, config.data_root, download=config.download, splits=splits)
+    missing = [name for name in SPLITS if name not in images.splits]
+    if missing:
+        raise ArgumentError(
+            f"{images.name} has no {' and no '.join(missing)} images, only {', '.join(images.splits)}. Add a folder "
+            f"{missing[0]!r}, or put all classes into one folder without splits, which are then drawn."
+        )
+    if len(images.classes) < 2:
+        raise ArgumentError(f"{images.name} has only one class, {images.classes[0]!r}. Training needs at least two.")
+    if config.corrupt == "error":  # an image that cannot be read is an error where it is read
+        return images, {}
+    checked = {name: check_images(split, config.corrupt) for name, split in images.splits.items()}
+    kept = {name: split for name, (split, _) in checked.items()}
+    return replace(images, splits=kept), {name: skipped for name, (_, skipped) in checked.items() if skipped}
 
-    A run that was stopped goes on where it was; two processes that want the same maps do not write them twice.
+
+def extract(
+    config: VisionConfig, images: ImageSet, *, folder: Path | None = None, watch: Watch = ignore_progress
+) -> Features:
+    """Return the feature maps of all splits, computing those that are not stored yet.
+
+    A stopped extraction is resumed. A second process that wants the same maps is refused while one computes them.
 
     Args:
-        config: backbone, crops, precision of what is stored.
-        images: the pictures.
-        folder: where stores lie; features in the cache folder without it.
-        workers: processes that read and crop pictures, and on a CPU run the backbone on them, too, each on one thread;
-            0 for none; as many as there are usable cores without it.
-        watch: called as pictures are done.
+        config: backbone, crops, precision and number of workers.
+        images: the images.
+        folder: where the features are stored; default: the folder ``features`` of the cache.
+        watch: called with the progress of each split.
     """
-    usable_workers(workers)  # a wrong number shows before anything is read
     backbone = load_backbone(config.backbone, download=config.download)
+    splits = {name: images[name] for name in SPLITS}
     facts = {
         "data": images.name,
         "data_digest": images.digest,
@@ -92,9 +105,8 @@ def extract(
         "crops": config.crops.config,
         "stored": config.stored,
         "made_by": _made_by(),
+        "pictures": store_key({name: split.names for name, split in splits.items()}),
     }
-    splits = {name: images[name] for name in SPLITS}
-    facts["pictures"] = store_key({name: split.names for name, split in splits.items()})
     place = (folder or cache_folder("features")) / f"{images.name}-{store_key(facts)}"
     with locked(place):
         example = torch.rand(1, 3, config.crops.size, config.crops.size)
@@ -102,39 +114,27 @@ def extract(
         shape = (config.crops.count, *network(torch.zeros(1, 3, *example.shape[2:], dtype=torch.uint8)).shape[1:])
         for name, split in splits.items():
             store = FeatureStore(place / name, facts, count=len(split), shape=shape, dtype=config.stored)
-            _fill(store, split, config.crops, network, workers, partial(_tell, watch, name, len(split)))
+            _fill(store, split, config.crops, network, config.workers, partial(watch, f"features of {name}"))
         items = {name: {"names": split.names, "targets": split.targets.tolist()} for name, split in splits.items()}
         write_json(place / ITEMS, {"facts": facts, "classes": images.classes, "shape": shape, "splits": items})
     return open_features(place)
 
 
-@cache
 def _made_by() -> str:
-    """A digest of the versions that crops and features depend on."""
+    """Return a digest of the versions that crops and features depend on."""
     versions = [f"{name} {metadata.version(name)}" for name in ("torch", "pillow")]
     return store_key({"decoder": DECODER_VERSION, "backbones": BACKBONES_VERSION, "versions": versions})
 
 
 def choose_device(accelerator: str) -> torch.device:
-    """Where networks run: on a GPU where there is one, unless the CPU is asked for."""
+    """Return the device for networks: a GPU if there is one, unless the CPU was requested."""
     if accelerator == "gpu" and not torch.cuda.is_available():
-        raise ArgumentError("accelerator must be cpu or auto on this machine (got gpu): torch sees no CUDA device.")
+        raise ArgumentError("accelerator must be cpu or auto on this machine (got gpu): torch finds no CUDA device.")
     return torch.device("cuda" if accelerator != "cpu" and torch.cuda.is_available() else "cpu")
 
 
-def usable_workers(workers: int | None) -> int:
-    """How many processes read pictures: as many as there are usable cores where it is not said."""
-    if workers is not None and workers < 0:
-        raise ArgumentError(f"workers must be at least 0 (got {workers}).")
-    return usable_cores() if workers is None else workers
-
-
-def _tell(watch: Watcher, split: str, count: int, done: int) -> None:
-    watch(split, done, count)
-
-
 def open_features(folder: str | Path) -> Features:
-    """Stored maps by their folder, without the pictures and the backbone."""
+    """Open stored features by their folder; neither images nor backbone are needed."""
     folder = Path(folder)
     found = read_json(folder / ITEMS)
     facts, splits = found["facts"], found["splits"]
@@ -145,7 +145,8 @@ def open_features(folder: str | Path) -> Features:
     for name, store in stores.items():
         if not store.is_complete:
             raise RecordError(
-                f"{store.folder} holds {store.done} of the {store.count} pictures of {name}: extract again."
+                f"{store.folder} contains features of {store.done} of {store.count} {name} images. Repeat the command "
+                "that computed them."
             )
     return Features(
         folder,
@@ -158,53 +159,48 @@ def open_features(folder: str | Path) -> Features:
 
 
 class Frozen:
-    """A folded backbone on a device: bytes of crops in, maps out, a few crops at a time."""
+    """A folded backbone on a device, which turns bytes of crops into maps, a few crops at a time."""
 
     def __init__(self, backbone: nn.Module, device: torch.device) -> None:
         if not isinstance(backbone, Backbone):
-            raise TypeError(f"Frozen takes a Backbone (got {type(backbone).__name__}).")
+            raise TypeError(f"Frozen needs a Backbone (got {type(backbone).__name__}).")
         self.backbone = backbone.to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.device = device
         self.batch = CPU_BATCH if device.type == "cpu" else GPU_BATCH
         self._mean, self._std = (torch.tensor(v, device=device).view(3, 1, 1) for v in (backbone.mean, backbone.std))
 
     def __call__(self, crops: Tensor) -> Tensor:  # shape: (n, 3, H, W) uint8 -> (n, C, h, w)
-        """The maps, on the CPU."""
+        """Return the maps, on the CPU."""
         parts = []
         with torch.inference_mode():
             for part in crops.split(self.batch):
-                pictures = normalize_pictures(part.to(self.device), self._mean, self._std)
-                parts.append(self.backbone(pictures.contiguous(memory_format=torch.channels_last)).cpu())
+                images = normalize_images(part.to(self.device), self._mean, self._std)
+                parts.append(self.backbone(images.contiguous(memory_format=torch.channels_last)).cpu())
         return torch.cat(parts).contiguous()
 
 
 class _Maps(torch.utils.data.Dataset[Tensor]):
-    """The maps of pictures, computed where they are asked for: in the worker processes of a loader.
+    """The maps of images, computed in the worker processes of a loader.
 
-    A network on a CPU is faster in several processes of one thread each than in one process with as many threads,
-    which wait for one another after every layer.
+    Several processes with one thread each run a network on a CPU faster than one process with as many threads, which
+    wait for one another after every layer.
     """
 
-    def __init__(self, pictures: ImageDataset, network: Frozen, dtype: torch.dtype) -> None:
-        self.pictures, self.network, self.dtype = pictures, network, dtype
+    def __init__(self, images: ImageDataset, network: Frozen, dtype: torch.dtype) -> None:
+        self.images, self.network, self.dtype = images, network, dtype
 
     def __len__(self) -> int:
-        return len(self.pictures)
+        return len(self.images)
 
     def __getitem__(self, index: int) -> Tensor:
-        return self.network(self.pictures[index]["images"]).to(self.dtype)
+        return self.network(self.images[index]["images"]).to(self.dtype)
 
 
 def _fill(
-    store: FeatureStore,
-    split: ImageSplit,
-    crops: Crops,
-    network: Frozen,
-    workers: int | None,
-    watch: Callable[[int], None],
+    store: FeatureStore, split: ImageSplit, crops: Crops, network: Frozen, workers: int | None, watch: Any
 ) -> None:
-    """Compute what a store lacks."""
-    watch(store.done)
+    """Compute the maps that a store lacks."""
+    watch(store.done, len(split))
     if store.is_complete:
         return
     rest = ImageDataset(split.select(range(store.done, len(split))), crops)
@@ -215,21 +211,28 @@ def _fill(
         if since >= FLUSH_EVERY:
             store.flush()
             since = 0
-        watch(store.done)
+        watch(store.done, len(split))
     store.flush()
 
 
 def stream_maps(
-    pictures: ImageDataset, network: Frozen, workers: int | None, dtype: torch.dtype = torch.float32
+    images: ImageDataset, network: Frozen, workers: int | None, dtype: torch.dtype = torch.float32
 ) -> Iterator[Tensor]:  # shape: (n, K, C, h, w)
-    """The maps of pictures in their order, a few pictures at a time; workers as for :func:`extract`."""
-    count = usable_workers(workers)
-    size = max(1, GPU_BATCH // pictures.crops.count)
+    """Compute the maps of images in their order, a few images at a time.
+
+    Args:
+        images: the images and their crops.
+        network: the backbone.
+        workers: processes that read images, and run the network on a CPU; 0 for none, None for the number of cores.
+        dtype: of the maps.
+    """
+    count = usable_cores() if workers is None else workers
+    size = max(1, GPU_BATCH // images.crops.count)
     ahead = 2 if count else None
     if network.device.type == "cpu" and count:
-        dataset = _Maps(pictures, network, dtype)
+        dataset = _Maps(images, network, dtype)
         yield from torch.utils.data.DataLoader(dataset, size, num_workers=count, prefetch_factor=ahead)
         return
-    for batch in torch.utils.data.DataLoader(pictures, size, num_workers=count, prefetch_factor=ahead):
+    for batch in torch.utils.data.DataLoader(images, size, num_workers=count, prefetch_factor=ahead):
         crops = batch["images"]
         yield network(crops.flatten(0, 1)).unflatten(0, crops.shape[:2])

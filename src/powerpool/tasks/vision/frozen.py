@@ -1,134 +1,109 @@
-"""Training on stored features: pooled once for each method, then a linear classifier on identical inputs.
+"""Training on stored features: every grid point on validation, then once more on training and validation images.
 
-The weights of ridge regression are sums of training vectors, and so are those of softmax regression that starts at 0
-and is trained by gradient descent, with momentum and weight decay. So training runs in coordinates of the space that
-those n vectors span: at most n numbers a picture instead of D = C'(C'+1)/2, with the same dot products, hence the same
-classifier up to round-off. Vectors are centred: the mean of the training vectors is removed, and put into the bias.
+A grid point is trained on the training images and scored on the validation images, for every penalty. The best point
+and penalty are trained again on both together. No choice depends on the test images.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from powerpool.tasks.vision.config import HeadConfig
-from powerpool.tasks.vision.model import SetPool
+from powerpool.errors import ArgumentError
+from powerpool.integrations.backbones import load_backbone
+from powerpool.runs.record import Score, Spectrum, Trial
+from powerpool.tasks.spectra import mean_spectrum, spread_out
+from powerpool.tasks.vision.config import PROTOCOLS, PoolConfig, VisionConfig, grid_values
+from powerpool.tasks.vision.extraction import Features
+from powerpool.tasks.vision.inference import TrainedModel
+from powerpool.tasks.vision.linear import LinearFit, Span, fit, score, temperature
+from powerpool.tasks.vision.model import ImageClassifier, SetPool
 
-MOMENTUM = 0.9
-CONVERGED = 0.5
-"""A training has converged at the first epoch whose validation accuracy is this near to the best, in points."""
-CURVE_DIGITS = 4
-"""Significant digits of curves in a record: they are there to be looked at."""
 POOL_BATCH = 8
-BLOCK = 4096
-"""Columns of vectors that are multiplied at once in float64: a copy of all would be twice as large as the vectors."""
-SCALES = tuple(2 ** (step / 4) for step in range(-8, 41))
-"""Of scores that are tried: 1/4 to 1024."""
+"""Images that are pooled at once."""
 
 
 @dataclass(frozen=True)
-class Span:
-    r"""Coordinates in the space that vectors :math:`V` (n, D) span, in which dot products are the same.
+class HeadFit:
+    """One classifier at a grid point, with the best of its penalties."""
 
-    .. math:: V V^T = U S U^T, \qquad B = V^T U S^{-1/2} \in \mathbb{R}^{D \times r}, \qquad x \mapsto x B
-
-    Directions whose share of S is round-off are left out. Products are summed in float64: vectors of pictures are
-    nearly parallel, and in float32 what tells them apart would be of the size of the round-off. Where D is at most n,
-    vectors are their own coordinates.
-
-    Example:
-        >>> import torch
-        >>> vectors = torch.rand(5, 100, dtype=torch.float64)
-        >>> span = Span.of(vectors)
-        >>> torch.allclose(span.coordinates @ span.coordinates.T, vectors @ vectors.T)
-        True
-    """
-
-    vectors: Tensor
-    mixing: Tensor | None
-    """U S^(-1/2), (n, r), in float64; None where vectors are their own coordinates."""
-    coordinates: Tensor
-    """Of the vectors themselves: U S^(1/2), (n, r)."""
-
-    @classmethod
-    def of(cls, vectors: Tensor) -> Span:  # shape: (n, D)
-        """The span of the rows."""
-        if vectors.shape[1] <= len(vectors):
-            return cls(vectors, None, vectors)
-        values, U = torch.linalg.eigh(_products(vectors, vectors))
-        kept = values > values[-1].clamp_min(0) * len(values) * torch.finfo(values.dtype).eps
-        root, U = values[kept].sqrt(), U[:, kept]
-        return cls(vectors, U / root, (U * root).to(vectors.dtype))
-
-    def project(self, others: Tensor) -> Tensor:  # shape: (m, D) -> (m, r)
-        """The coordinates of other vectors: what of them lies in the span."""
-        if self.mixing is None:
-            return others
-        return (_products(others, self.vectors) @ self.mixing).to(others.dtype)
-
-    def weights(self, weights: Tensor) -> Tensor:  # shape: (r, classes) -> (classes, D)
-        """The weights for vectors from those for coordinates."""
-        if self.mixing is None:
-            return weights.T
-        shares = (self.mixing @ weights.double()).T  # (classes, n)
-        parts = [shares @ part.double() for part in self.vectors.split(BLOCK, 1)]
-        return torch.cat(parts, 1).to(weights.dtype)
+    score: Score
+    penalty: float
+    temperature: float
+    trials: tuple[Trial, ...]
+    """One for each penalty."""
+    curves: dict[str, tuple[float | None, ...]]
+    seconds: float
+    converged: int | None = None
 
 
-def _products(ones: Tensor, others: Tensor) -> Tensor:  # shape: (n, D), (m, D) -> (n, m)
-    """All dot products, in float64."""
-    found = torch.zeros(len(ones), len(others), dtype=torch.float64)
-    for one, other in zip(ones.split(BLOCK, 1), others.split(BLOCK, 1), strict=True):
-        found.addmm_(one.double(), other.double().T)
-    return found
+@dataclass(frozen=True)
+class FrozenFit:
+    """The classifiers at a grid point, by protocol."""
+
+    point: int
+    heads: dict[str, HeadFit]
 
 
-@dataclass
-class Fit:
-    """A classifier, and how its training went."""
+@dataclass(frozen=True, eq=False)
+class FrozenModel:
+    """A pool and a linear classifier, trained on training and validation images."""
 
-    weight: Tensor
-    """(r, classes), for coordinates as they are."""
+    config: VisionConfig
+    classes: tuple[str, ...]
+    pool: SetPool
+    weight: Tensor  # shape: (classes, D)
     bias: Tensor
-    train_loss: list[float] = field(default_factory=list)
-    validation_loss: list[float] = field(default_factory=list)
-    validation_value: list[float] = field(default_factory=list)
-    """Accuracy in %, after every epoch; of ridge regression, which has none, once."""
+    fit: HeadFit
+    seconds: float
+    """Of training it again."""
 
-    @property
-    def converged(self) -> int | None:
-        """See :func:`first_near_best`; None where there are no epochs."""
-        return first_near_best(self.validation_value) if self.train_loss else None
-
-    def curves(self) -> dict[str, list[float]]:
-        """What a record keeps of a training by epochs."""
-        if not self.train_loss:
-            return {}
-        named = {name: getattr(self, name) for name in ("train_loss", "validation_loss", "validation_value")}
-        return {name: [_rounded(value) for value in values] for name, values in named.items() if values}
-
-    def logits(self, vectors: Tensor) -> Tensor:  # shape: (m, r) -> (m, classes)
-        """Of coordinates of pictures."""
-        return torch.addmm(self.bias, vectors, self.weight)
+    @cached_property
+    def trained(self) -> TrainedModel:
+        """The model with its backbone."""
+        backbone = load_backbone(self.config.backbone, download=self.config.download)
+        network = ImageClassifier(backbone, self.pool.config, len(self.classes))
+        with torch.no_grad():
+            network.classifier.weight.copy_(self.weight)
+            network.classifier.bias.copy_(self.bias)
+        return TrainedModel(network.eval(), self.classes, self.config.crops)
 
 
-def first_near_best(values: Sequence[float]) -> int | None:
-    """When a training has converged: the first epoch, from 1 on, whose accuracy is within half a point of the best.
+def with_protocol(config: VisionConfig, protocol: str) -> VisionConfig:
+    """Return the settings with the classifier of a protocol."""
+    kinds = {name: kind for kind, name in PROTOCOLS.items()}
+    return replace(config, head=replace(config.head, kind=kinds[protocol])) if protocol in kinds else config
 
-    Example:
-        >>> first_near_best([50.0, 89.7, 90.0])
-        2
-    """
-    return next((number for number, value in enumerate(values, 1) if value >= max(values) - CONVERGED), None)
+
+def make_pool(config: VisionConfig, pool: PoolConfig, channels: int) -> SetPool:
+    """Build a pool for stored maps; that of the baseline contains layers of the backbone."""
+    if pool.method != "Baseline":
+        return SetPool(pool, channels).eval()
+    backbone = load_backbone(config.backbone, download=config.download)
+    return SetPool(pool, channels, backbone.head, backbone.head_channels).eval()
+
+
+def require_memory(pool: SetPool, count: int) -> None:
+    """Refuse what does not fit: the vectors of all training images at once, a copy, and their dot products."""
+    products = 3 * 8 * min(count, pool.out_features) ** 2
+    needed = 2 * 4 * count * pool.out_features + products
+    available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if needed > available:
+        raise ArgumentError(
+            f"{pool.config.method} needs {needed / 1e9:.0f} GB for vectors of {pool.out_features:,} numbers of {count} "
+            f"images, and this machine has {available / 1e9:.0f} GB. Use a backbone with fewer channels than "
+            f"{pool.channels}, or mode end-to-end with pool.reduce_to."
+        )
 
 
 def descriptors(pool: SetPool, maps: Tensor) -> Tensor:  # shape: (n, K, C, h, w) -> (n, D)
-    """The vectors of stored maps, in a few pictures at a time: memory for them is the vectors' own."""
+    """Pool stored maps, a few images at a time, so that little memory is needed beside the vectors."""
     found = torch.empty(len(maps), pool.out_features)
     with torch.inference_mode():
         for start in range(0, len(maps), POOL_BATCH):
@@ -137,142 +112,98 @@ def descriptors(pool: SetPool, maps: Tensor) -> Tensor:  # shape: (n, K, C, h, w
     return found
 
 
-def fit(
-    vectors: Tensor,  # shape: (n, r)
-    targets: Tensor,  # shape: (n,)
-    classes: int,
-    head: HeadConfig,
-    penalties: Sequence[float],
-    seed: int,
-    validation: tuple[Tensor, Tensor] | None = None,
-) -> list[Fit]:
-    """A classifier of the kind that the configuration names, for each penalty.
-
-    Args:
-        vectors: coordinates of the training pictures.
-        targets: their classes.
-        classes: how many there are.
-        head: the kind and its settings.
-        penalties: of the weights and not of the bias.
-        seed: of the order of the pictures.
-        validation: coordinates and classes of other pictures, to look at.
-    """
-    mean = vectors.mean(0)
-    centred = vectors - mean
-    if head.kind == "ridge":
-        found = _ridge(centred, targets, classes, penalties)
-    else:
-        moved = None if validation is None else (validation[0] - mean, validation[1])
-        found = [_softmax(centred, targets, classes, head, penalty, seed, moved) for penalty in penalties]
-    for one in found:
-        one.bias = one.bias - mean @ one.weight
-        if head.kind == "ridge" and validation is not None:
-            _note(one, one.logits(validation[0]), validation[1])
-    return found
+def validate(config: VisionConfig, point: int, features: Features, protocols: Sequence[str]) -> FrozenFit:
+    """Train and validate a grid point for the classifier of each protocol; images are pooled once."""
+    start = time.perf_counter()
+    pool = list(config.points())[point]
+    module = make_pool(config, pool, features.channels)
+    require_memory(module, sum(len(features.targets[split]) for split in ("train", "validation")))
+    span = Span.of(descriptors(module, features.maps("train")))
+    others = span.project(descriptors(module, features.maps("validation")))
+    seconds = time.perf_counter() - start
+    heads = {}
+    for protocol in protocols:
+        own = with_protocol(config, protocol)
+        heads[protocol] = _validate_head(own, pool, span.coordinates, others, features, seconds)
+    return FrozenFit(point, heads)
 
 
-def _ridge(vectors: Tensor, targets: Tensor, classes: int, penalties: Sequence[float]) -> list[Fit]:
-    r"""Regression to one-hot columns, all penalties from one spectrum.
-
-    .. math:: W = (X^T X + p I)^{-1} X^T Y = X^T (X X^T + p I)^{-1} Y, \qquad Y \text{ centred, too}
-
-    whichever of the two matrices is smaller.
-    """
-    rows = vectors.double()
-    wanted = nn.functional.one_hot(targets, classes).double()
-    share = wanted.mean(0)
-    wide = len(rows) < rows.shape[1]
-    right = (wanted - share) if wide else rows.T @ (wanted - share)
-    values, U = torch.linalg.eigh(rows @ rows.T if wide else rows.T @ rows)
-    found = []
-    for penalty in penalties:
-        solved = U @ ((U.T @ right) / (values.clamp_min(0) + penalty)[:, None])
-        weight = rows.T @ solved if wide else solved
-        found.append(Fit(weight.to(vectors.dtype), share.to(vectors.dtype)))
-    return found
-
-
-def _softmax(
-    vectors: Tensor,
-    targets: Tensor,
-    classes: int,
-    head: HeadConfig,
-    penalty: float,
-    seed: int,
-    validation: tuple[Tensor, Tensor] | None,
-) -> Fit:
-    """Gradient descent with momentum; the rate falls to 0 as a cosine."""
-    generator = torch.Generator().manual_seed(seed)
-    weight = torch.zeros(vectors.shape[1], classes, requires_grad=True)
-    bias = torch.zeros(classes, requires_grad=True)
-    groups = [{"params": [weight], "weight_decay": penalty}, {"params": [bias], "weight_decay": 0.0}]
-    optimizer = torch.optim.SGD(groups, lr=head.learning_rate, momentum=MOMENTUM)
-    steps = head.epochs * math.ceil(len(vectors) / head.batch_size)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
-    found = Fit(weight, bias)
-    scaled = head.scale * vectors
-    for _ in range(head.epochs):
-        total = 0.0
-        for part in torch.randperm(len(scaled), generator=generator).split(head.batch_size):
-            optimizer.zero_grad()
-            loss = nn.functional.cross_entropy(torch.addmm(bias, scaled[part], weight), targets[part])
-            loss.backward()
-            optimizer.step()
-            schedule.step()
-            total += loss.item() * len(part)
-        found.train_loss.append(total / len(scaled))
-        if validation is not None:
-            with torch.no_grad():
-                _note(found, torch.addmm(bias, head.scale * validation[0], weight), validation[1])
-    found.weight, found.bias = head.scale * weight.detach(), bias.detach()
-    return found
+def _validate_head(
+    config: VisionConfig, pool: PoolConfig, train: Tensor, others: Tensor, features: Features, seconds: float
+) -> HeadFit:
+    start = time.perf_counter()
+    targets, validation = features.labels("train"), (others, features.labels("validation"))
+    penalties = config.head.penalties
+    fits = fit(train, targets, len(features.classes), config.head, penalties, config.seed, validation)
+    tried = [
+        (one, penalty, *_score_head(config, one, *validation)) for one, penalty in zip(fits, penalties, strict=True)
+    ]
+    best, penalty, found, sharpness = min(tried, key=lambda entry: rank(entry[2]))
+    return HeadFit(
+        score=found,
+        penalty=penalty,
+        temperature=sharpness,
+        trials=tuple(Trial({**grid_values(pool), "penalty": value}, own.value, own.loss) for _, value, own, _ in tried),
+        curves=best.curves,
+        seconds=seconds + time.perf_counter() - start,
+        converged=best.converged,
+    )
 
 
-def temperature(scores: Tensor, targets: Tensor) -> float:
-    """What scores are to be multiplied with so that their softmax has the lowest cross-entropy on these pictures.
-
-    Scores of ridge regression are between 0 and 1, whose softmax says nothing of how sure the classifier is.
-    """
-    return min(SCALES, key=lambda scale: float(nn.functional.cross_entropy(scale * scores, targets)))
-
-
-def _note(found: Fit, scores: Tensor, targets: Tensor) -> None:
-    loss, value = score(scores, targets)
-    found.validation_loss.append(loss)
-    found.validation_value.append(value)
+def _score_head(config: VisionConfig, found: LinearFit, vectors: Tensor, targets: Tensor) -> tuple[Score, float]:
+    """Return the validation score of a classifier, and the temperature of its scores."""
+    scores = found.logits(vectors)
+    sharpness = temperature(scores, targets) if config.head.kind == "ridge" else 1.0
+    return score(sharpness * scores, targets), sharpness
 
 
-def score(scores: Tensor, targets: Tensor) -> tuple[float, float]:
-    """Cross-entropy and accuracy in %."""
-    right = (scores.argmax(-1) == targets).double().mean()
-    return float(nn.functional.cross_entropy(scores, targets)), 100 * float(right)
+def rank(found: Score) -> tuple[float, float]:
+    """Sort by accuracy, and equal ones by loss; the best is the smallest."""
+    return -found.value, found.loss
 
 
-def summary(scores: Tensor, targets: Tensor) -> dict[str, Any]:
-    """What a record says of a test: top-1 and top-5 accuracy in %, and which pictures were right."""
-    right = scores.argmax(-1) == targets
-    among = min(5, scores.shape[-1])
-    top5 = (scores.topk(among, dim=-1).indices == targets[:, None]).any(-1)
-    return {
-        "value": 100 * float(right.double().mean()),
-        "top5": 100 * float(top5.double().mean()),
-        "count": len(targets),
-        "right": bits(right),
-    }
+def select(fits: Sequence[FrozenFit], protocol: str) -> FrozenFit:
+    """Return the grid point with the highest accuracy; of equal ones, the one with the lowest loss."""
+    return min(fits, key=lambda one: rank(one.heads[protocol].score))
 
 
-def bits(flags: Tensor) -> str:
-    """Truth values as hexadecimal digits, the first in the highest bit of the first.
+def train_again(
+    config: VisionConfig, fits: Sequence[FrozenFit], features: Features, protocols: Sequence[str]
+) -> dict[str, FrozenModel]:
+    """Train the selected point of each protocol on training and validation images together."""
+    pooled: dict[int, tuple[SetPool, Span, float]] = {}
+    points, splits, models = list(config.points()), ("train", "validation"), {}
+    for protocol in protocols:
+        own, best = with_protocol(config, protocol), select(fits, protocol)
+        if best.point not in pooled:
+            start = time.perf_counter()
+            module = make_pool(config, points[best.point], features.channels)
+            vectors = torch.cat([descriptors(module, features.maps(split)) for split in splits])
+            pooled[best.point] = module, Span.of(vectors), time.perf_counter() - start
+        module, span, seconds = pooled[best.point]  # each classifier alone would need these seconds
+        start, head = time.perf_counter(), best.heads[protocol]
+        targets = features.labels(*splits)
+        (found,) = fit(span.coordinates, targets, len(features.classes), own.head, [head.penalty], config.seed)
+        weight, bias = head.temperature * span.weights(found.weight), head.temperature * found.bias
+        seconds += time.perf_counter() - start
+        models[protocol] = FrozenModel(own, features.classes, module, weight, bias, head, seconds)
+    return models
 
-    Example:
-        >>> import torch
-        >>> bits(torch.tensor([True, False, False, False, True]))
-        '88'
-    """
-    padded = nn.functional.pad(flags.long(), (0, -len(flags) % 8))
-    weights = torch.tensor([8, 4, 2, 1])
-    return "".join(f"{digit:x}" for digit in (padded.view(-1, 4) * weights).sum(1).tolist())
+
+def stored_logits(models: Mapping[str, FrozenModel], maps: Tensor) -> dict[str, Tensor]:  # shapes: (n, classes)
+    """Return the logits of stored maps, a few images at a time; models that share a pool share its vectors."""
+    found: dict[str, list[Tensor]] = {protocol: [] for protocol in models}
+    pools = {model.pool for model in models.values()}
+    with torch.inference_mode():
+        for part in maps.split(POOL_BATCH):
+            vectors = {pool: pool(part.float()) for pool in pools}
+            for protocol, model in models.items():
+                found[protocol].append(torch.addmm(model.bias, vectors[model.pool], model.weight.T))
+    return {protocol: torch.cat(parts) for protocol, parts in found.items()}
 
 
-def _rounded(value: float) -> float:
-    return float(f"{value:.{CURVE_DIGITS}g}")
+def stored_spectrum(pool: SetPool, maps: Tensor) -> Spectrum | None:  # shape: (n, K, C, h, w)
+    """Return the mean spectrum of some of the stored maps; see :func:`powerpool.tasks.spectra.mean_spectrum`."""
+    chosen = spread_out(len(maps)).tolist()
+    with torch.inference_mode():
+        return mean_spectrum(pool.normalization, (pool.feature_set(maps[row]) for row in chosen))

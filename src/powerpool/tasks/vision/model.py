@@ -1,4 +1,4 @@
-"""Backbone, pool and linear classifier: crops of pictures in, one row of logits for each picture out."""
+"""Backbone, pool and linear classifier: crops of images in, one row of logits for each image out."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from powerpool.functional import first_order_pool, second_order_pool
 from powerpool.integrations.backbones import Backbone
 from powerpool.linalg.precision import at_least_float32
 from powerpool.moments.coordinates import spatial_coordinates
+from powerpool.tasks.methods import VISION_METHODS
 from powerpool.tasks.pooling import FeatureSet, Normalization
 from powerpool.tasks.vision.config import PoolConfig
-from powerpool.tasks.vision.methods import METHODS
 from powerpool.vectorize import to_vector
 
 SMALLEST = 1e-12
@@ -41,7 +41,7 @@ class SetPool(nn.Module):
         self, config: PoolConfig, channels: int, head: nn.Module | None = None, head_channels: int = 0
     ) -> None:
         super().__init__()
-        method = METHODS[config.method]
+        method = VISION_METHODS[config.method]
         self.config, self.method, self.channels = config, method, channels
         self.curve, self.solver = method.make_curve(config), method.make_solver(config)
         self.reduction = (
@@ -128,7 +128,7 @@ class SetPool(nn.Module):
 class ImageClassifier(nn.Module):
     """A backbone, a pool and a linear classifier.
 
-    Takes crops as bytes, or as numbers from 0 to 1, and normalises them as the backbone was trained.
+    Takes crops as bytes, or as numbers from 0 to 1, and normalizes them as in the training of the backbone.
 
     Example:
         >>> import torch
@@ -147,28 +147,28 @@ class ImageClassifier(nn.Module):
         self.backbone = backbone
         self.pool = SetPool(pool, backbone.channels, backbone.head, backbone.head_channels)
         self.classifier = nn.Linear(self.pool.out_features, classes)
-        # A weight that starts at 0 is one that gradient descent on frozen features starts with, too.
+        # Gradient descent on frozen features starts from zeros, too.
         nn.init.zeros_(self.classifier.weight)
         nn.init.zeros_(self.classifier.bias)
         self.register_buffer("mean", torch.tensor(backbone.mean).view(3, 1, 1), persistent=False)
         self.register_buffer("std", torch.tensor(backbone.std).view(3, 1, 1), persistent=False)
 
     def forward(self, crops: Tensor) -> Tensor:  # shape: (B, K, 3, H, W) -> (B, classes)
-        """The logits."""
+        """Return the logits."""
         return self.classify(self.pool(self.maps(crops)))
 
     def maps(self, crops: Tensor) -> Tensor:  # shape: (B, K, 3, H, W) -> (B, K, C, h, w)
-        """What the pool sees."""
-        maps: Tensor = self.backbone(normalize_pictures(crops.flatten(0, 1), self.mean, self.std))
+        """Return the feature maps that are pooled."""
+        maps: Tensor = self.backbone(normalize_images(crops.flatten(0, 1), self.mean, self.std))
         return maps.unflatten(0, crops.shape[:2])
 
     def classify(self, vectors: Tensor) -> Tensor:  # shape: (B, D) -> (B, classes)
-        """The logits of pooled vectors."""
+        """Return the logits of pooled vectors."""
         logits: Tensor = self.classifier(vectors)
         return logits
 
 
-def normalize_pictures(pictures: Tensor, mean: Tensor, std: Tensor) -> Tensor:  # shape: (B, 3, H, W)
-    """Pictures as a backbone takes them, from bytes or from numbers from 0 to 1."""
-    numbers = pictures if pictures.is_floating_point() else pictures.to(mean.dtype) / 255
+def normalize_images(images: Tensor, mean: Tensor, std: Tensor) -> Tensor:  # shape: (B, 3, H, W)
+    """Normalize images for a backbone, from bytes or from numbers from 0 to 1."""
+    numbers = images if images.is_floating_point() else images.to(mean.dtype) / 255
     return (numbers - mean) / std

@@ -1,4 +1,4 @@
-"""Generated pictures and a tiny network for tests of end-to-end training; as a script, a training to kill."""
+"""Generated images and a tiny network for tests of end-to-end training; as a script, a training to kill."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from powerpool.tasks.vision.model import ImageClassifier
 CLASSES = 3
 
 
-def pictures(folder: Path, count: int, seed: int = 0) -> ImageSplit:
-    """Noise of a different colour for each class, in pictures of different shapes."""
+def images(folder: Path, count: int, seed: int = 0) -> ImageSplit:
+    """Noise of a different colour for each class, in images of different shapes."""
     generator = torch.Generator().manual_seed(seed)
     folder.mkdir(parents=True, exist_ok=True)
     names = []
@@ -36,7 +36,7 @@ def pictures(folder: Path, count: int, seed: int = 0) -> ImageSplit:
 
 
 def network(method: str = "SOP+SigmE", dropout: float = 0.1) -> ImageClassifier:
-    """Two convolutions, with all that can go wrong: batch normalization and dropout."""
+    """Two convolutions with batch normalization and dropout."""
     with torch.random.fork_rng():
         torch.manual_seed(3)
         layers = (nn.Conv2d(3, 6, 3, stride=2), nn.BatchNorm2d(6), nn.ReLU(), nn.Dropout(dropout))
@@ -52,6 +52,7 @@ def small_config(seed: int = 0, crops: Crops | None = None, **changes: Any) -> V
         crops=crops or Crops(size=16, count=2),
         training=FineTuningConfig(**fields),
         accelerator="cpu",
+        workers=0,
         seed=seed,
     )
 
@@ -61,14 +62,14 @@ def with_training(config: VisionConfig, **changes: Any) -> VisionConfig:
 
 
 def train(folder: Path, config: VisionConfig, model: ImageClassifier | None = None, **options: Any) -> FineTuned:
-    """Twelve pictures to train on and seven to validate."""
-    data = folder.parent / "pictures"
-    options = {"workers": 0, "show": False, "checkpoint_minutes": 60.0, **options}
+    """Train on 13 images and validate on 7."""
+    data = folder.parent / "images"
+    options = {"show": False, "checkpoint_minutes": 60.0, **options}
     model = network() if model is None else model
     return fine_tune(
-        config, model, pictures(data / "train", 13), pictures(data / "validation", 7, seed=1), folder, **options
+        config, model, images(data / "train", 13), images(data / "validation", 7, seed=1), folder, **options
     )
 
 
 if __name__ == "__main__":
-    train(Path(sys.argv[1]), small_config(jitter=0.2), checkpoint_minutes=0.0, workers=1)
+    train(Path(sys.argv[1]), replace(small_config(jitter=0.2), workers=1), checkpoint_minutes=0.0)

@@ -1,4 +1,4 @@
-"""Generated pictures, a tiny network and small configurations for tests of training on frozen features."""
+"""Generated images, a tiny network and small configurations."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import nn
 
 from powerpool.data import Crops
 from powerpool.integrations.backbones import Backbone
-from powerpool.tasks.vision import commands, evaluation, extraction, runs
+from powerpool.tasks.vision import extraction, frozen, inference, task
 from powerpool.tasks.vision.config import PoolConfig, VisionConfig
 
 CLASSES = ("across", "along", "[oblique]")
@@ -31,8 +31,8 @@ def texture(kind: int, seed: int, side: int = 40) -> Image.Image:
     return Image.fromarray(pixels.clamp(0, 255).byte().numpy())
 
 
-def write_pictures(folder: Path, count: int = 10, first: int = 0, classes: tuple[str, ...] = CLASSES) -> Path:
-    """A folder of class folders with ``count`` pictures each."""
+def write_images(folder: Path, count: int = 10, first: int = 0, classes: tuple[str, ...] = CLASSES) -> Path:
+    """Write a folder of class folders with ``count`` images each."""
     for label in classes:
         (folder / label).mkdir(parents=True, exist_ok=True)
         for number in range(first, first + count):
@@ -53,17 +53,18 @@ def tiny_backbone(seed: int = 0) -> Backbone:
 
 
 def use_tiny(patch: pytest.MonkeyPatch, seed: int = 0) -> None:
-    """Every name of a backbone stands for the tiny one."""
-    for module in (commands, evaluation, extraction, runs):
+    """Let every name of a backbone stand for the tiny one."""
+    for module in (extraction, frozen, inference, task):
         patch.setattr(module, "load_backbone", lambda name, **options: tiny_backbone(seed))
 
 
 def small_config(data: Path | str, **changes: Any) -> VisionConfig:
-    """32 pixels, a picture and its mirror image, a cheap pool."""
+    """32 pixels, an image and its mirror image, a cheap pool, no worker processes."""
     fields: dict[str, Any] = {
         "backbone": "tiny",
         "crops": Crops(size=32, count=2, resize=32),
         "pool": PoolConfig("SOP+SC+SpecMaxExpF", eta=5, pivots=3),
         "accelerator": "cpu",
+        "workers": 0,
     }
     return VisionConfig(data=str(data), **(fields | changes))

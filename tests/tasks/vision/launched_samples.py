@@ -1,4 +1,4 @@
-"""A training for torchrun, as a script: every process notes which files it writes."""
+"""A training for torchrun, as a script; every process records which files it writes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ NOTED = ("os.rename", "os.mkdir", "os.remove")
 
 
 def watch(notes: Path) -> None:
-    """From now on, write down the paths that this process writes to, in a file of its own."""
+    """Record the paths that this process writes to."""
     handle = os.open(notes / f"rank-{os.environ['RANK']}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
     def note(event: str, arguments: tuple) -> None:
@@ -22,11 +22,11 @@ def watch(notes: Path) -> None:
 
 
 def stored(folder: Path):
-    """The pictures that another process has made."""
+    """Return the images that another process has written."""
     import torch
 
     from powerpool.data import ImageSplit
-    from tests.pipelines.vision.fine_tuning_samples import CLASSES
+    from tests.tasks.vision.fine_tuning_samples import CLASSES
 
     names = tuple(str(file) for file in sorted(folder.iterdir(), key=lambda file: int(file.stem)))
     return ImageSplit(names, torch.arange(len(names)) % CLASSES, names)
@@ -34,11 +34,11 @@ def stored(folder: Path):
 
 def train(folder: Path) -> None:
     from powerpool.tasks.vision.finetuning import fine_tune
-    from tests.pipelines.vision.fine_tuning_samples import network, small_config
+    from tests.tasks.vision.fine_tuning_samples import network, small_config
 
     config = small_config(epochs=2, batch_size=5, jitter=0.2)
-    splits = [stored(folder.parent / "pictures" / name) for name in ("train", "validation")]
-    fine_tune(config, network(dropout=0.0), *splits, folder, workers=0, show=False)
+    splits = [stored(folder.parent / "images" / name) for name in ("train", "validation")]
+    fine_tune(config, network(dropout=0.0), *splits, folder, show=False)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,354 @@
+"""Trained image classifiers: loading them from run folders, testing them, and predicting with them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from powerpool.console import note
+from powerpool.data import Crops, ImageDataset, ImageSet, ImageSplit, Splits, check_images, list_images, load_images
+from powerpool.errors import ArgumentError, RecordError
+from powerpool.integrations.backbones import Backbone, fold_batch_norm, load_backbone
+from powerpool.runs.config import read_recipe
+from powerpool.runs.environment import environment
+from powerpool.runs.folder import CONFIG, MODEL, build_network, is_data_of, read_model, save_model
+from powerpool.runs.record import Confusion, Spectrum
+from powerpool.runs.typed import Json, to_json
+from powerpool.tasks.base import Evaluation, Predictions, TextTable, Watch, confusion_matrix
+from powerpool.tasks.spectra import mean_spectrum, spread_out
+from powerpool.tasks.vision.config import RENAMED_PARAMETERS, PoolConfig, VisionConfig, require_crops
+from powerpool.tasks.vision.extraction import Frozen, choose_device, read_images, stream_maps
+from powerpool.tasks.vision.model import ImageClassifier
+from powerpool.tasks.vision.options import EvaluateOptions, PredictOptions
+
+FEW = 16
+"""Below this many images, starting worker processes takes longer than the work."""
+FROZEN_PARTS = ("backbone.", "pool.head.")
+"""Weights that are not stored where the backbone was not trained: its name stands for them."""
+PAIRS = 10
+"""Number of pairs of confused classes that are listed."""
+ROWS = 20
+"""Number of classes in a table for the terminal."""
+SHOWN = 3
+"""Number of classes in the table of predictions, the most probable first."""
+
+
+# ---- models ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class BackboneSpec:
+    """The backbone of a model: its name, the digest of its weights, and whether they were trained."""
+
+    name: str
+    digest: str
+    is_trained: bool
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """What ``model.json`` holds: the settings of the network, and how images are read for it."""
+
+    pool: PoolConfig
+    crops: Crops
+    classes: tuple[str, ...]
+    backbone: BackboneSpec
+
+    def __post_init__(self) -> None:
+        require_crops(self.crops)
+        if len(set(self.classes)) != len(self.classes) or not self.classes:
+            raise RecordError(f"classes must be different names, at least one (got {len(self.classes)}).")
+
+
+@dataclass(frozen=True, eq=False)
+class TrainedModel:
+    """A model, and how images are read for it.
+
+    Example:
+        >>> from powerpool.integrations.backbones import load_backbone
+        >>> network = ImageClassifier(load_backbone("efficientnet-lite0"), PoolConfig("SOP"), classes=2)
+        >>> model = TrainedModel(network, ("cat", "dog"), Crops(size=64, count=1))
+        >>> model.network(torch.zeros(1, 1, 3, 64, 64)).shape
+        torch.Size([1, 2])
+    """
+
+    network: ImageClassifier
+    classes: tuple[str, ...]
+    crops: Crops
+    is_trained: bool = False
+    """Whether the weights of the backbone were trained, too; otherwise its name stands for them."""
+
+    @property
+    def backbone(self) -> Backbone:
+        """The part before the pool."""
+        return self.network.backbone
+
+    def logits(
+        self,
+        images: ImageSplit,
+        workers: int | None = None,
+        watch: Callable[[int], None] = lambda done: None,
+        accelerator: str = "auto",
+    ) -> Tensor:  # shape: (n, classes)
+        """Return the logits of images; for workers see :func:`powerpool.tasks.vision.extraction.stream_maps`."""
+        network, parts = self.network.eval().cpu(), []
+        stream = self._maps(images, workers, accelerator)
+        with torch.inference_mode():
+            for maps in stream:
+                parts.append(network.classify(network.pool(maps)))
+                watch(sum(map(len, parts)))
+        return torch.cat(parts)
+
+    def spectrum(self, images: ImageSplit, accelerator: str = "auto") -> Spectrum | None:
+        """Return the mean spectrum of some of the images; see :func:`powerpool.tasks.spectra.mean_spectrum`."""
+        pool = self.network.eval().cpu().pool
+        with torch.random.fork_rng(devices=[]):  # the random state of the caller does not change
+            stream = self._maps(images.select(spread_out(len(images)).tolist()), 0, accelerator)
+            with torch.inference_mode():
+                return mean_spectrum(pool.normalization, (pool.feature_set(maps) for part in stream for maps in part))
+
+    def _maps(self, images: ImageSplit, workers: int | None, accelerator: str) -> Iterator[Tensor]:
+        example = torch.rand(1, 3, self.crops.size, self.crops.size)
+        frozen = Frozen(fold_batch_norm(self.backbone, example), choose_device(accelerator))
+        return stream_maps(ImageDataset(images, self.crops), frozen, 0 if len(images) < FEW else workers)
+
+    def save(self, folder: Path) -> None:
+        """Write the model into a run folder. A backbone that was not trained is stored as its name and digest."""
+        weights = self.network.state_dict()
+        if not self.is_trained:
+            weights = {name: value for name, value in weights.items() if not name.startswith(FROZEN_PARTS)}
+        backbone = BackboneSpec(self.backbone.name, self.backbone.digest(), self.is_trained)
+        save_model(folder, "vision", ModelSpec(self.network.pool.config, self.crops, self.classes, backbone), weights)
+
+
+def load_run(folder: str | Path, *, backbone: Backbone | None = None, download: bool = False) -> TrainedModel:
+    """Load the model of a run folder.
+
+    Args:
+        folder: the run folder.
+        backbone: the backbone, where no name stands for it.
+        download: allow the download of its weights.
+    """
+    stored = read_model(folder, "vision", ModelSpec, _convert_old)
+    spec, file = stored.spec, Path(folder, MODEL)
+    named = spec.backbone
+    if backbone is None and not named.is_trained:
+        backbone = load_backbone(named.name, download=download)
+
+    def make() -> ImageClassifier:
+        # A trained backbone is built here, so that its shapes are compared before memory is allocated.
+        own = backbone or load_backbone(named.name, pretrained=False, download=download)
+        return ImageClassifier(own, spec.pool, len(spec.classes))
+
+    optional = () if named.is_trained else FROZEN_PARTS
+    network = build_network(make, stored.weights, file, optional=optional)
+    if network.backbone.digest() != named.digest:
+        raise RecordError(
+            f"{file}: the weights of {named.name} have changed since the training. Install the version of the backbone "
+            "that the run was trained with, or train again."
+        )
+    return TrainedModel(network, spec.classes, spec.crops, named.is_trained)
+
+
+def _convert_old(state: dict[str, Json]) -> Json:
+    """Convert the content of a ``model.pt`` of version 0.1."""
+    pool = {RENAMED_PARAMETERS.get(name, name): value for name, value in dict(state["pool"]).items()}
+    own = {name: state[name] for name in ("crops", "backbone")}
+    return {**own, "pool": pool, "classes": list(state["classes"])}
+
+
+# ---- evaluation ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class VisionEvaluation(Evaluation):
+    """Accuracies in %, mean cross-entropy and the confusion matrix of a model on some images."""
+
+    method: str
+    images: str
+    """Which images were tested."""
+    top1: float
+    top5: float
+    loss: float
+    classes: tuple[str, ...]
+    matrix: tuple[tuple[int, ...], ...]
+    """A row for each true class, a column for each predicted one."""
+    remarks: tuple[str, ...] = ()
+
+    @classmethod
+    def of(
+        cls, method: str, images: str, logits: Tensor, targets: Tensor, classes: Sequence[str]
+    ) -> VisionEvaluation:  # shape: (n, classes), (n,)
+        """Compute the evaluation of logits.
+
+        Example:
+            >>> logits = torch.tensor([[2.0, 0.0], [0.0, 1.0], [3.0, 0.0]])
+            >>> found = VisionEvaluation.of("SOP", "all", logits, torch.tensor([0, 1, 1]), ["cat", "dog"])
+            >>> found.matrix, found.accuracy_by_class["dog"], found.confused
+            (((1, 0), (1, 1)), 50.0, [('dog', 'cat', 1, 50.0)])
+        """
+        matrix = confusion_matrix(logits.argmax(-1), targets, len(classes))
+        best = logits.topk(min(5, len(classes)), dim=-1).indices
+        return cls(
+            method=method,
+            images=images,
+            top1=100 * int(matrix.diagonal().sum()) / len(targets),
+            top5=100 * int((best == targets[:, None]).sum()) / len(targets),
+            loss=float(nn.functional.cross_entropy(logits.double(), targets)),
+            classes=tuple(classes),
+            matrix=tuple(tuple(row) for row in matrix.tolist()),
+        )
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Number of images of each class."""
+        return {name: sum(row) for name, row in zip(self.classes, self.matrix, strict=True)}
+
+    @property
+    def accuracy_by_class(self) -> dict[str, float | None]:
+        """Accuracy in % of each class; None for a class without images."""
+        return {
+            name: 100 * row[place] / sum(row) if sum(row) else None
+            for place, (name, row) in enumerate(zip(self.classes, self.matrix, strict=True))
+        }
+
+    @property
+    def confused(self) -> list[tuple[str, str, int, float]]:
+        """The most confused pairs: true class, predicted class, count, and share of the true class in %."""
+        found = [
+            (name, self.classes[column], count, 100 * count / sum(row))
+            for place, (name, row) in enumerate(zip(self.classes, self.matrix, strict=True))
+            for column, count in enumerate(row)
+            if count and column != place
+        ]
+        return sorted(found, key=lambda pair: (-pair[2], -pair[3]))[:PAIRS]
+
+    @property
+    def confusion(self) -> Confusion:
+        return Confusion.of(torch.tensor(self.matrix), self.classes)
+
+    def plain(self) -> dict[str, Json]:
+        counts = self.counts
+        return {
+            "pictures": self.images,
+            "top1": self.top1,
+            "top5": self.top5,
+            "loss": self.loss,
+            "count": sum(counts.values()),
+            "accuracy_by_class": {
+                name: {"accuracy": accuracy, "count": counts[name]} for name, accuracy in self.accuracy_by_class.items()
+            },
+            "confusion": [list(row) for row in self.matrix],
+            "confused": [
+                {"class": name, "said": predicted, "count": count, "share": share}
+                for name, predicted, count, share in self.confused
+            ],
+            "environment": to_json(environment()),
+        }
+
+    def tables(self) -> list[TextTable]:
+        counts, by_class = self.counts, self.accuracy_by_class
+        title = (
+            f"{self.method} on {self.images}: top-1 {self.top1:.2f} %, top-5 {self.top5:.2f} %, loss {self.loss:.3f}, "
+            f"{sum(counts.values())} images"
+        )
+        # Classes without images come last.
+        worst = sorted(self.classes, key=lambda name: math.inf if (value := by_class[name]) is None else value)
+        rows = []
+        for name in worst[:ROWS]:
+            accuracy = by_class[name]
+            shown = "-" if accuracy is None else f"{accuracy:.1f}"
+            rows.append((name, str(counts[name]), shown, self._most_confused_with(name)))
+        columns = ("class", "images", "accuracy %", "most often predicted as")
+        caption = f"the {ROWS} worst of {len(self.classes)} classes" if len(self.classes) > ROWS else ""
+        tables = [TextTable(title, columns, tuple(rows), (columns[0], columns[3]), caption)]
+        pairs = tuple((name, other, str(count), f"{share:.1f}") for name, other, count, share in self.confused)
+        if pairs:
+            columns = ("class", "predicted", "images", "% of the class")
+            tables.append(TextTable("most confused", columns, pairs, columns[:2]))
+        return tables
+
+    def _most_confused_with(self, name: str) -> str:
+        row = self.matrix[self.classes.index(name)]
+        others = [(count, other) for count, other in zip(row, self.classes, strict=True) if other != name and count]
+        count, other = max(others, key=lambda entry: entry[0], default=(0, ""))
+        return f"{other} ({count})" if count else ""
+
+
+def evaluate(options: EvaluateOptions, watch: Watch) -> VisionEvaluation:
+    """Test the model of a run: on a split of its own images, or on other labelled images."""
+    model = load_run(options.run, download=options.download)
+    config = read_recipe(Path(options.run, CONFIG), VisionConfig)
+    config = replace(config, data_root=options.data_root or config.data_root, download=options.download)
+    if options.data:
+        whole = Splits(validation=0.0, test=0.0)
+        images = load_images(options.data, config.data_root, download=options.download, splits=whole)
+        tested = _with_classes_of(model, images, options.split)
+        which = f"{options.split or 'all'} pictures of {images.name}"
+    else:
+        images = read_images(config)[0]
+        if not is_data_of(options.run, images.digest):
+            raise RecordError(
+                f"{images.name} has changed since the run was trained, so its test images are unknown. Name the images "
+                "to test with --data."
+            )
+        split = options.split or "test"
+        tested, which = images[split], f"{split} pictures of {images.name}"
+    if options.corrupt == "skip":
+        tested, skipped = check_images(tested, "skip")
+        which += f", {len(skipped)} unreadable ones skipped" if skipped else ""
+    logits = model.logits(tested, options.workers, lambda done: watch("images", done, len(tested)))
+    return VisionEvaluation.of(model.network.pool.config.method, which, logits, tested.targets, model.classes)
+
+
+def _with_classes_of(model: TrainedModel, images: ImageSet, split: str | None) -> ImageSplit:
+    """Return a split, or all images, with the class indices of the model."""
+    unknown = [name for name in images.classes if name not in model.classes]
+    if unknown:
+        raise ArgumentError(
+            f"{images.name} has classes that the model does not know: {', '.join(unknown[:5])}. The model knows "
+            f"{len(model.classes)}, such as {', '.join(model.classes[:5])}."
+        )
+    places = torch.tensor([model.classes.index(name) for name in images.classes])
+    first, *others = images.splits.values() if split is None else [images[split]]
+    together = sum(others, start=first)
+    return replace(together, targets=places[together.targets])
+
+
+# ---- prediction ------------------------------------------------------------------------------------------------------
+
+
+def predict(options: PredictOptions, watch: Watch) -> Predictions:
+    """Predict the class of every image, with the probability of each class."""
+    model = load_run(options.run, download=options.download)
+    images = list_images(options.pictures)
+    if options.corrupt == "skip":
+        images, skipped = check_images(images, "skip")
+        for name in skipped:
+            note(f"skipped, not readable: {name}")
+    probabilities = model.logits(images, options.workers, lambda done: watch("images", done, len(images))).softmax(-1)
+    rows = [
+        {
+            "picture": name,
+            "class": model.classes[int(row.argmax())],
+            "probability": float(row.max()),
+            **{f"probability of {label}": float(value) for label, value in zip(model.classes, row, strict=True)},
+        }
+        for name, row in zip(images.names, probabilities, strict=True)
+    ]
+    return Predictions(rows, _prediction_table(images.names, probabilities, model.classes))
+
+
+def _prediction_table(names: Sequence[str], probabilities: Tensor, classes: Sequence[str]) -> TextTable:
+    best = probabilities.topk(min(SHOWN, len(classes)), dim=-1)
+    rows = []
+    for name, values, places in zip(names, best.values.tolist(), best.indices.tolist(), strict=True):
+        listed = [f"{classes[place]} {100 * value:.1f} %" for place, value in zip(places, values, strict=True)]
+        rows.append((name, classes[places[0]], f"{100 * values[0]:.1f} %", ", ".join(listed[1:])))
+    columns = ("image", "class", "probability", "next")
+    return TextTable("", columns, tuple(rows), (columns[0], columns[1], columns[3]))

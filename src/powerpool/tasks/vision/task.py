@@ -1,0 +1,354 @@
+"""Image classification as a task: a single chain, the split of the data.
+
+On frozen features a unit is a grid point; the selected one is trained again on training and validation images. End to
+end there is a single unit, the training of the whole network, whose epoch is selected by validation.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from powerpool.console import is_quiet, note
+from powerpool.data import ImageSet, check_images
+from powerpool.data.sources import locate
+from powerpool.errors import RecordError
+from powerpool.files import read_json, write_json
+from powerpool.integrations.backbones import load_backbone
+from powerpool.runs.config import read_recipe, recipe_names
+from powerpool.runs.folder import DataIdentity, require_same_data
+from powerpool.runs.record import Confusion, Spectrum, SplitResult, Trial, pack_bits
+from powerpool.runs.typed import Json, from_json, to_json
+from powerpool.tasks.base import (
+    Evaluation,
+    Predictions,
+    Row,
+    Task,
+    Unit,
+    Watch,
+    confusion_matrix,
+    ignore_progress,
+    round_curve,
+)
+from powerpool.tasks.methods import VISION_METHODS, unused_settings
+from powerpool.tasks.vision import frozen
+from powerpool.tasks.vision.config import PROTOCOLS, GridConfig, PoolConfig, VisionConfig, grid_names, grid_values
+from powerpool.tasks.vision.extraction import SPLITS, Features, extract, open_features, read_images
+from powerpool.tasks.vision.finetuning import FineTuned, fine_tune
+from powerpool.tasks.vision.frozen import FrozenFit, FrozenModel
+from powerpool.tasks.vision.inference import TrainedModel, evaluate, predict
+from powerpool.tasks.vision.linear import score
+from powerpool.tasks.vision.model import ImageClassifier
+from powerpool.tasks.vision.options import EvaluateOptions, PredictOptions, ReproduceOptions
+from powerpool.tasks.vision.processes import is_first, require_joint_training
+
+END_TO_END = "end-to-end"
+
+
+@dataclass(frozen=True, eq=False)
+class TunedModel:
+    """A model that was trained end to end."""
+
+    trained: TrainedModel
+    fit: FineTuned
+
+
+Data = Features | ImageSet
+Fit = FrozenFit | FineTuned
+Model = FrozenModel | TunedModel
+
+
+class VisionTask(Task[VisionConfig, Data, Fit, Model]):
+    """Image classification by a backbone, a pool of the tables and a linear classifier."""
+
+    name = "vision"
+    metric = "top-1 accuracy in %"
+    baseline = "FOP"
+    methods = VISION_METHODS
+    config_type = VisionConfig
+    places = ("data_root", "download", "accelerator", "workers")
+    packages = ("pillow",)
+    draws_confusion = True
+
+    # ---- data ----
+
+    def load(self, config: VisionConfig, watch: Watch = ignore_progress) -> Data:
+        images, skipped = read_images(config)
+        for split, names in skipped.items():
+            note(f"{len(names)} {split} images cannot be read and are skipped, the first is {names[0]}.")
+        return extract(config, images, watch=watch) if config.mode == "frozen" else images
+
+    def identity(self, data: Data) -> DataIdentity:
+        if isinstance(data, Features):
+            return DataIdentity(data.facts["data"], data.facts["data_digest"])
+        return DataIdentity(data.name, data.digest)
+
+    def reference(self, config: VisionConfig, data: Data) -> Json:
+        return str(data.folder.absolute()) if isinstance(data, Features) else super().reference(config, data)
+
+    def open(self, config: VisionConfig, reference: Json) -> Data:
+        if config.mode == "frozen":
+            return open_features(reference)
+        images = self.load(config)
+        require_same_data(self.identity(images), reference)
+        return images
+
+    def settings(self, config: VisionConfig, data: Data) -> dict[str, Json]:
+        found = super().settings(config, data)
+        found["pictures"] = {split: len(_targets(data, split)) for split in SPLITS}
+        if isinstance(data, Features):
+            # No result on frozen features depends on the settings of end-to-end training.
+            kept = {name: value for name, value in found.items() if name not in ("training", "mode")}
+            return {**kept, "backbone_digest": data.facts["backbone_digest"], "features": data.facts["made_by"]}
+        return {**found, "backbone_digest": load_backbone(config.backbone, download=config.download).digest()}
+
+    # ---- the protocol ----
+
+    def units(self, config: VisionConfig, chain: int) -> list[Unit]:
+        count = len(list(config.points())) if config.mode == "frozen" else 1
+        return [Unit(chain, point) for point in range(count)]
+
+    def with_protocol(self, config: VisionConfig, protocol: str) -> VisionConfig:
+        return frozen.with_protocol(config, protocol)
+
+    def fit(
+        self,
+        config: VisionConfig,
+        data: Data,
+        unit: Unit,
+        protocols: Sequence[str],
+        checkpoint: Path | None,
+        watch: Watch,
+    ) -> Fit:
+        if isinstance(data, ImageSet):
+            return self._fine_tune(config, data, checkpoint, watch)
+        file = None if checkpoint is None else checkpoint.with_suffix(".json")
+        if file is not None and file.exists():
+            found = _read_fit(file)
+            if set(protocols) <= found.heads.keys():
+                return found
+        found = frozen.validate(config, unit.point, data, protocols)
+        if file is not None:
+            write_json(file, to_json(found))
+        watch("grid points", unit.point + 1, len(self.units(config, unit.chain)))
+        return found
+
+    def _fine_tune(self, config: VisionConfig, images: ImageSet, checkpoint: Path | None, watch: Watch) -> FineTuned:
+        if checkpoint is None:
+            raise ValueError("End-to-end training needs a folder for its checkpoint.")
+        for split in images.splits.values():  # an unreadable image fails now, not after hours
+            check_images(split, "error")
+        torch.manual_seed(config.seed)
+        if config.training.warm_start:
+            network = self._train_frozen(config, images, checkpoint.with_name("warm-start"), watch)
+        else:
+            backbone = load_backbone(config.backbone, download=config.download)
+            network = ImageClassifier(backbone, config.pool, len(images.classes))
+        on_all = config.training.validation == "train"
+        train = images["train"] + images["validation"] if on_all else images["train"]
+        validation = None if on_all else images["validation"]
+        return fine_tune(config, network, train, validation, checkpoint, watch=watch, show=not is_quiet())
+
+    def _train_frozen(self, config: VisionConfig, images: ImageSet, folder: Path, watch: Watch) -> ImageClassifier:
+        """Return the network with the classifier of frozen features."""
+        features, protocols = extract(config, images, watch=watch), [PROTOCOLS[config.head.kind]]
+        fits = []
+        for point in range(len(list(config.points()))):
+            unit = Unit(0, point)
+            fits.append(self.fit(config, features, unit, protocols, folder / unit.name, watch))
+        (model,) = self.finish(config, features, 0, fits, protocols, None, watch).values()
+        return model.trained.network
+
+    def select(self, fits: Sequence[Fit], protocol: str) -> Fit:
+        points = [fit for fit in fits if isinstance(fit, FrozenFit)]
+        return frozen.select(points, protocol) if points else fits[0]
+
+    def protocol(self, config: VisionConfig) -> str:
+        return PROTOCOLS[config.head.kind] if config.mode == "frozen" else END_TO_END
+
+    def trial(self, fit: Fit, protocol: str) -> Trial:
+        if isinstance(fit, FineTuned):
+            raise NotImplementedError("Only frozen features have grid points.")
+        head = fit.heads[protocol]
+        return next(trial for trial in head.trials if trial.settings["penalty"] == head.penalty)
+
+    def finish(
+        self,
+        config: VisionConfig,
+        data: Data,
+        chain: int,
+        fits: Sequence[Fit],
+        protocols: Sequence[str],
+        checkpoint: Path | None,
+        watch: Watch,
+    ) -> dict[str, Model]:
+        if isinstance(data, Features):
+            points = [fit for fit in fits if isinstance(fit, FrozenFit)]
+            return {**frozen.train_again(config, points, data, protocols)}
+        (fit,) = (fit for fit in fits if isinstance(fit, FineTuned))
+        trained = TrainedModel(fit.model, data.classes, config.crops, is_trained=True)
+        return {protocol: TunedModel(trained, fit) for protocol in protocols}
+
+    def test(
+        self,
+        config: VisionConfig,
+        data: Data,
+        chain: int,
+        fits: Sequence[Fit],
+        models: Mapping[str, Model],
+        watch: Watch,
+    ) -> dict[str, SplitResult]:
+        if isinstance(data, Features):
+            return self._test_frozen(data, fits, models)
+        found = {}
+        for protocol, model in models.items():
+            assert isinstance(model, TunedModel)
+            split, fit = data["test"], model.fit
+            show = partial(_watch_count, watch, len(split))
+            logits = model.trained.logits(split, config.workers, show)
+            found[protocol] = _measure(
+                logits,
+                split.targets,
+                data.classes,
+                model.trained.spectrum(split),
+                chosen={"epoch": float(fit.epoch)},
+                converged=fit.converged,
+                validation=fit.validation,
+                curves={name: round_curve(values, digits=17) for name, values in fit.curves.items()},
+                seconds=fit.seconds,
+            )
+        return found
+
+    def _test_frozen(self, data: Features, fits: Sequence[Fit], models: Mapping[str, Model]) -> dict[str, SplitResult]:
+        start = time.perf_counter()
+        own = {protocol: model for protocol, model in models.items() if isinstance(model, FrozenModel)}
+        points = [fit for fit in fits if isinstance(fit, FrozenFit)]
+        logits = frozen.stored_logits(own, data.maps("test"))
+        seconds = time.perf_counter() - start
+        spectra = {model.pool: frozen.stored_spectrum(model.pool, data.maps("test")) for model in own.values()}
+        found = {}
+        for protocol, model in own.items():
+            heads = [point.heads[protocol] for point in points]
+            found[protocol] = _measure(
+                logits[protocol],
+                data.labels("test"),
+                data.classes,
+                spectra[model.pool],
+                chosen={**grid_values(model.pool.config), "penalty": model.fit.penalty},
+                converged=model.fit.converged,
+                validation=model.fit.score,
+                trials=tuple(trial for head in heads for trial in head.trials),
+                curves=model.fit.curves,
+                seconds=sum(head.seconds for head in heads) + model.seconds + seconds,
+            )
+        return found
+
+    # ---- trained models ----
+
+    def save(self, model: Model, folder: Path) -> None:
+        model.trained.save(folder)
+
+    def evaluate(self, options: EvaluateOptions, watch: Watch) -> Evaluation:
+        return evaluate(options, watch)
+
+    def predict(self, options: PredictOptions, watch: Watch) -> Predictions:
+        return predict(options, watch)
+
+    # ---- commands ----
+
+    def prepare(self, config: VisionConfig) -> VisionConfig:
+        path = Path(config.data).expanduser()
+        place = None if config.data.startswith("hf:") else locate(config.data, config.data_root, config.download)
+        return replace(config, data=str(path.absolute())) if place is not None and place.path == path else config
+
+    def leads(self, config: VisionConfig, *, overwrite: bool) -> bool:
+        require_joint_training(config, overwrite=overwrite)
+        return is_first(config)
+
+    def method(self, config: VisionConfig) -> str:
+        return config.pool.method
+
+    def remarks(self, config: VisionConfig, data: Data) -> list[str]:
+        pool, found = config.pool, []
+        unused = unused_settings(VISION_METHODS[pool.method], pool, PoolConfig(), "pool")
+        varied = [name for name in vars(GridConfig()) if getattr(config.grid, name)]
+        unused += [f"grid.{name}" for name in varied if name not in grid_names(pool.method)]
+        if unused:
+            found.append(f"{pool.method} does not depend on {', '.join(unused)}.")
+        used = [f"grid.{name}" for name in varied if name in grid_names(pool.method)]
+        if used and config.mode == END_TO_END and not config.training.warm_start:
+            found.append(f"{', '.join(used)}: not used in mode end-to-end. Select settings with mode frozen.")
+        name, trained = self.identity(data).name, set(_targets(data, "train").tolist())
+        unseen = [label for place, label in enumerate(data.classes) if place not in trained]
+        if unseen:
+            listed = ", ".join(unseen[:5]) + (", ..." if len(unseen) > 5 else "")
+            found.append(f"{len(unseen)} classes have no training images, so they can never be predicted: {listed}.")
+        recipe = f"vision/{name}"
+        if recipe in recipe_names() and read_recipe(recipe, VisionConfig).crops != config.crops:
+            found.append(f"There is a recipe for {name} with the settings of the paper: --config {recipe}.")
+        return found
+
+    def plan(self, options: ReproduceOptions, watch: Watch) -> list[Row[VisionConfig, Data]]:
+        rows: list[Row[VisionConfig, Data]] = []
+        for name in options.data_sets:
+            recipe = options.read_config(name)
+            # Before the data is read: a method that cannot have the values of the grid is refused at once.
+            configs = [replace(recipe, pool=replace(recipe.pool, method=method)) for method in options.chosen_methods]
+            data = self.load(recipe, watch)
+            is_frozen = recipe.mode == "frozen"
+            protocols = tuple(PROTOCOLS[head] for head in options.heads) if is_frozen else (END_TO_END,)
+            for config in configs:
+                title = self.identity(data).name
+                rows.append(Row((config,), data, protocols, config.pool.method, title, exclusive=not is_frozen))
+        return rows
+
+    def describe(self, config: VisionConfig, data: Data, protocol: str, result: Any) -> str:
+        chosen = ", ".join(f"{name} {value:g}" for name, value in result.chosen.items())
+        return (
+            f"{config.pool.method} on {self.identity(data).name}, {protocol}: test accuracy {result.value:.2f} %, "
+            f"top-5 {result.top5:.2f} %, {result.count} images, {chosen}."
+        )
+
+
+TASK = VisionTask()
+
+
+def _watch_count(watch: Watch, total: int, done: int) -> None:
+    watch("test images", done, total)
+
+
+def _targets(data: Data, split: str) -> Tensor:
+    return data.targets[split] if isinstance(data, Features) else data[split].targets
+
+
+def _read_fit(file: Path) -> FrozenFit:
+    try:
+        return from_json(FrozenFit, read_json(file))
+    except RecordError as error:
+        raise RecordError(f"{file} is damaged: {error} Delete it and repeat the command.") from error
+
+
+def _measure(
+    logits: Tensor, targets: Tensor, classes: Sequence[str], spectrum: Spectrum | None, **rest: Any
+) -> SplitResult:  # shape: (n, classes), (n,)
+    """Return the result of a test."""
+    right, found = logits.argmax(-1) == targets, score(logits, targets)
+    best = logits.topk(min(5, logits.shape[-1]), dim=-1).indices
+    return SplitResult(
+        number=0,
+        value=found.value,
+        test_loss=found.loss,
+        top5=100 * float((best == targets[:, None]).any(-1).double().mean()),
+        count=len(targets),
+        right=pack_bits(right),
+        confusion=Confusion.of(confusion_matrix(logits.argmax(-1), targets, len(classes)), classes),
+        spectrum=spectrum,
+        **rest,
+    )

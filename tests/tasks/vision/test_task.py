@@ -1,0 +1,328 @@
+"""Train, evaluate and predict as they are typed, on custom images; stops, and bad input."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from powerpool.cli.main import main
+from powerpool.data import list_images, load_images
+from powerpool.files import locked
+from powerpool.runs.folder import CHECKPOINTS, MODEL
+from powerpool.runs.record import RunRecord
+from powerpool.tasks.vision import frozen
+from powerpool.tasks.vision.inference import load_run
+from tests.tasks.vision.samples import CLASSES, texture, write_images
+
+PATIENCE = 300
+CROPS = ["--crops.size", "32", "--crops.count", "2", "--crops.resize", "32"]
+SMALL = ["--backbone", "tiny", *CROPS, "--accelerator", "cpu", "--workers", "0"]
+
+
+def run(*words: object) -> int:
+    return main([str(word) for word in words])
+
+
+def train(out: Path, *words: object) -> int:
+    return run("train", "vision", *SMALL, "--out", out, *words)
+
+
+def refusal(capsys, *words: object) -> str:
+    """The error of a command that is refused: one line, and exit code 2."""
+    capsys.readouterr()
+    assert run(*words) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    lines = [line for line in err.splitlines() if line]
+    assert len(lines) == 1, err
+    return lines[0]
+
+
+def assert_equal_weights(one: Path, other: Path) -> None:
+    first, second = (load_run(folder).network.state_dict() for folder in (one, other))
+    assert first.keys() == second.keys()
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+@pytest.fixture(scope="module")
+def trained(shared_cache, textures, tmp_path_factory):
+    """A run on custom images."""
+    folder = tmp_path_factory.mktemp("trained") / "run"
+    assert train(folder, "--data", textures, "--grid.eta", "2", "8") == 0
+    return folder
+
+
+# ---- commands and their results --------------------------------------------------------------------------------------
+
+
+def test_train_evaluate_and_predict_with_a_real_network(textures, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("POWERPOOL_CACHE", str(tmp_path / "cache"))
+    words = ["--crops.size", "64", "--crops.count", "1", "--crops.resize", "64", "--workers", "1"]
+    done = subprocess.run(
+        [sys.executable, "-m", "powerpool", "train", "vision", "--data", textures, *words],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    folder = Path("runs", "train", "vision", "stripes", "SOP+SC+SpecMaxExpF")
+    assert str(folder) in done.stdout
+    monkeypatch.chdir(tmp_path)
+    assert run("evaluate", "vision", "--run", folder, "--workers", "0") == 0
+    record = RunRecord.read(folder / "record.json")
+    found = json.loads((folder / "evaluation.json").read_text())
+    assert found["top1"] == pytest.approx(record.values[0])
+    assert record.values[0] > 60  # three kinds of stripes
+    capsys.readouterr()
+    assert run("predict", "vision", textures / "along" / "00.png", "--run", folder) == 0
+    assert "along" in capsys.readouterr().out
+
+
+def test_a_run_folder_contains_settings_model_and_record(trained, textures):
+    names = {file.name for file in trained.iterdir()}
+    assert {"config.yaml", "data.json", "model.json", "model.safetensors", "record.json", CHECKPOINTS} <= names
+    record = RunRecord.read(trained / "record.json")
+    assert (record.task, record.data, record.method) == ("vision", "stripes", "SOP+SC+SpecMaxExpF")
+    assert (record.protocol, record.metric, record.seed) == ("frozen", "top-1 accuracy in %", 0)
+    result, model = record.results[0], load_run(trained)
+    assert result.chosen["eta"] == model.network.pool.config.eta
+    assert len(result.trials) == 2 * 6
+    images = load_images(textures)
+    scores = model.logits(images["test"], 0)
+    right = scores.argmax(1) == images["test"].targets
+    assert result.value == pytest.approx(100 * float(right.double().mean()))
+    loss = float(torch.nn.functional.cross_entropy(scores, images["test"].targets))
+    assert result.test_loss == pytest.approx(loss, rel=0.02)
+    assert record.config["data_digest"] == images.digest
+    assert not {"data_root", "download", "workers", "accelerator", "training"} & record.config.keys()
+    stored = (trained / "config.yaml").read_text()
+    assert f"data: {textures}" in stored
+    assert "workers: null" in stored
+
+
+def test_evaluate_tests_a_split_of_the_run(trained, textures, tmp_path, capsys):
+    assert run("evaluate", "vision", "--run", trained, "--out", tmp_path / "a", "--workers", "0") == 0
+    found = json.loads((tmp_path / "a" / "evaluation.json").read_text())
+    assert found["top1"] == pytest.approx(RunRecord.read(trained / "record.json").values[0])
+    assert (tmp_path / "a" / "confusion.png").read_bytes().startswith(b"\x89PNG")
+    assert "[oblique]" in capsys.readouterr().out
+    assert not (trained / "evaluation.json").exists()
+    assert run("evaluate", "vision", "--run", trained, "--split", "train", "--out", tmp_path / "b") == 0
+    found = json.loads((tmp_path / "b" / "evaluation.json").read_text())
+    assert found["count"] == len(load_images(textures)["train"])
+
+
+def test_evaluate_tests_all_other_images_by_the_names_of_their_classes(trained, tmp_path, capsys):
+    other = write_images(tmp_path / "other", 5, first=40, classes=CLASSES[1:])
+    assert run("evaluate", "vision", "--run", trained, "--data", other, "--out", tmp_path) == 0
+    found = json.loads((tmp_path / "evaluation.json").read_text())
+    assert found["count"] == 10
+    model, right = load_run(trained), 0
+    for label in CLASSES[1:]:
+        predicted = model.logits(list_images([other / label]), 0).argmax(1)
+        right += int((predicted == model.classes.index(label)).sum())
+    assert found["top1"] == pytest.approx(10 * right)
+    assert "test" in refusal(capsys, "evaluate", "vision", "--run", trained, "--data", other, "--split", "test")
+
+
+@pytest.mark.usefixtures("shared_cache")
+def test_a_run_is_evaluated_from_another_folder_and_after_its_data_has_moved(tmp_path, monkeypatch):
+    write_images(tmp_path / "before" / "own", 6)
+    words = ["--data", "own", "--data_root", tmp_path / "before", "--pool.method", "FOP"]
+    assert train(tmp_path / "run", *words) == 0
+    (tmp_path / "before").rename(tmp_path / "after")
+    assert run("evaluate", "vision", "--run", tmp_path / "run") == 2
+    assert run("evaluate", "vision", "--run", tmp_path / "run", "--data_root", tmp_path / "after") == 0
+    monkeypatch.chdir(tmp_path / "after")
+    assert train(tmp_path / "other", "--data", "own", "--pool.method", "FOP") == 0
+    monkeypatch.chdir(tmp_path)
+    assert run("evaluate", "vision", "--run", tmp_path / "other", "--workers", 0) == 0
+
+
+def test_predict_files_and_folders(trained, textures, tmp_path, capsys):
+    folder = tmp_path / "images" / "deep"
+    folder.mkdir(parents=True)
+    for number in range(3):
+        texture(number, 50).save(folder / f"{number}.png")
+    file = textures / "along" / "03.png"
+    words = ["predict", "vision", file, "--run", trained, tmp_path / "images"]  # before and after the options
+    assert run(*words, "--out", tmp_path / "found.csv") == 0
+    assert run(*words, "--out", tmp_path / "a" / "found.json") == 0
+    assert capsys.readouterr().out == ""
+    model = load_run(trained)
+    names = [str(file), *(str(folder / f"{number}.png") for number in range(3))]
+    expected = model.logits(list_images(names), 0).softmax(1)
+    rows = list(csv.DictReader((tmp_path / "found.csv").read_text(encoding="utf-8").splitlines()))
+    listed = json.loads((tmp_path / "a" / "found.json").read_text())
+    assert [row["picture"] for row in rows] == [item["picture"] for item in listed] == names
+    for row, item, own in zip(rows, listed, expected, strict=True):
+        assert row["class"] == item["class"] == model.classes[int(own.argmax())]
+        found = [float(row[f"probability of {label}"]) for label in model.classes]
+        assert found == pytest.approx(own.tolist(), abs=1e-6)
+        assert float(row["probability"]) == item["probability"] == max(found)
+    assert run(*words) == 0
+    assert "[oblique]" in capsys.readouterr().out
+
+
+def test_predict_skips_unreadable_images_on_request(trained, textures, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "300")
+    (tmp_path / "bad.png").write_bytes(b"no image")
+    words = ["predict", "vision", tmp_path / "bad.png", textures / "along" / "00.png", "--run", trained]
+    assert "bad.png" in refusal(capsys, *words)
+    assert run(*words, "--corrupt", "skip") == 0
+    out, err = capsys.readouterr()
+    assert "00.png" in out
+    assert "bad.png" not in out
+    assert "bad.png" in err
+    assert "1 of 1" in refusal(capsys, *words[:3], "--run", trained, "--corrupt", "skip")
+
+
+@pytest.mark.usefixtures("shared_cache")
+def test_remarks_name_unused_settings_and_skipped_images(tmp_path, capsys):
+    own = write_images(tmp_path / "own", 6)
+    bad = load_images(own)["train"].names[0]
+    (own / bad).write_bytes(b"no image")
+    words = ["--pool.method", "FOP", "--pool.eta", "7", "--grid.gamma", "0.2", "0.3", "--corrupt", "skip"]
+    assert train(tmp_path / "run", "--data", own, *words) == 0
+    printed = capsys.readouterr().err
+    assert "pool.eta, grid.gamma" in printed
+    assert bad in printed
+    recorded = RunRecord.read(tmp_path / "run" / "record.json").config["pictures"]
+    assert recorded == {name: len(split) - (name == "train") for name, split in load_images(own).splits.items()}
+
+
+# ---- end to end ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("shared_cache")
+@pytest.mark.parametrize("warm", [False, True])
+def test_training_end_to_end_keeps_a_model_with_its_backbone(warm, textures, tmp_path, monkeypatch):
+    words = ["--data", textures, "--mode", "end-to-end", "--pool.method", "FOP", "--training.epochs", "1"]
+    words += ["--training.crops", "1", "--training.batch_size", "9"]
+    if warm:
+        words += ["--training.warm_start", "true", "--training.validation", "train"]
+    assert train(tmp_path / "run", *words) == 0
+    record = RunRecord.read(tmp_path / "run" / "record.json")
+    result = record.results[0]
+    assert (record.protocol, result.chosen) == ("end-to-end", {"epoch": 1.0})
+    assert (result.validation is None) is warm
+    assert len(result.curves["train_loss"]) == 1
+    assert load_run(tmp_path / "run").is_trained
+    assert run("evaluate", "vision", "--run", tmp_path / "run", "--workers", "0") == 0
+    found = json.loads((tmp_path / "run" / "evaluation.json").read_text())
+    assert found["top1"] == pytest.approx(result.value)
+
+
+# ---- the same folder again -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("shared_cache")
+def test_a_finished_run_is_neither_repeated_nor_overwritten_unless_requested(textures, tmp_path, capsys):
+    folder, words = tmp_path / "run", ["--data", textures, "--pool.method", "SOP"]
+    assert train(folder, *words) == 0
+    before = {file: file.read_bytes() for file in folder.rglob("*.*") if file.is_file() and file.name != ".lock"}
+    typed = ["train", "vision", *SMALL, "--out", folder, *words]
+    assert "--overwrite" in refusal(capsys, *typed)
+    assert "--overwrite" in refusal(capsys, *typed, "--pool.beta", "0.5")
+    assert {file: file.read_bytes() for file in before} == before
+    assert run(*typed, "--pool.beta", "0.5", "--overwrite") == 0
+    assert train(tmp_path / "fresh", *words, "--pool.beta", "0.5") == 0
+    assert_equal_weights(folder, tmp_path / "fresh")
+
+
+@pytest.mark.usefixtures("shared_cache")
+def test_a_stopped_grid_is_resumed(textures, tmp_path, monkeypatch, capsys):
+    words = ["--data", textures, "--grid.eta", "2", "5", "9"]
+    assert train(tmp_path / "whole", *words) == 0
+    tried, validate = [], frozen.validate
+
+    def stop(config, point, features, protocols):
+        tried.append(point)
+        if len(tried) == 3:
+            raise KeyboardInterrupt
+        return validate(config, point, features, protocols)
+
+    monkeypatch.setattr(frozen, "validate", stop)
+    assert train(tmp_path / "parts", *words) == 130
+    assert not (tmp_path / "parts" / MODEL).exists()
+    assert "powerpool train vision" in refusal(capsys, "predict", "vision", textures, "--run", tmp_path / "parts")
+    assert train(tmp_path / "parts", *words) == 0
+    assert tried == [0, 1, 2, 2]
+    assert_equal_weights(tmp_path / "parts", tmp_path / "whole")
+    one, other = (RunRecord.read(tmp_path / name / "record.json").results[0] for name in ("parts", "whole"))
+    assert one.trials == other.trials
+
+
+@pytest.mark.usefixtures("shared_cache")
+def test_a_run_whose_images_have_changed_is_not_resumed(tmp_path, capsys):
+    own = write_images(tmp_path / "own", 6)
+    typed = ["train", "vision", *SMALL, "--out", tmp_path / "run", "--data", own, "--pool.method", "FOP"]
+    assert run(*typed) == 0
+    shutil.copy(own / "along" / "01.png", own / "along" / "00.png")
+    assert "own has changed" in refusal(capsys, *typed)
+    assert "own has changed" in refusal(capsys, "evaluate", "vision", "--run", tmp_path / "run")
+
+
+@pytest.mark.usefixtures("shared_cache")
+def test_a_folder_is_used_by_one_process_at_a_time(textures, tmp_path, capsys):
+    with locked(tmp_path / "run"):
+        error = refusal(capsys, "train", "vision", *SMALL, "--out", tmp_path / "run", "--data", textures)
+    assert str(os.getpid()) in error
+
+
+# ---- bad input -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("shared_cache")
+@pytest.mark.parametrize(
+    "words, named",
+    [
+        (["--data", "nowhere-at-all"], "nowhere-at-all"),
+        (["--pool.method", "SOP+SC+SpecMaxExpG"], "SOP+SC+SpecMaxExpF"),
+        (["--pool.eta", "2.5"], "pool.eta=2.5"),
+        (["--workers", "-1"], "workers"),
+        (["--crops.count", "3"], "count"),
+        (["--head.ridge_penalty", "0"], "head.ridge_penalty"),
+        (["--pool.reduce_to", "4"], "pool.reduce_to"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused_in_one_line(textures, tmp_path, capsys, words, named):
+    assert named in refusal(capsys, "train", "vision", *SMALL, "--out", tmp_path, "--data", textures, *words)
+    assert not (tmp_path / MODEL).exists()
+
+
+@pytest.mark.usefixtures("shared_cache")
+def test_a_data_set_without_test_images_is_refused(tmp_path, capsys):
+    for split in ("train", "validation"):
+        write_images(tmp_path / "own" / split, 3)
+    error = refusal(capsys, "train", "vision", *SMALL, "--out", tmp_path / "run", "--data", tmp_path / "own")
+    assert "own" in error
+    assert "test" in error
+
+
+@pytest.mark.parametrize(
+    "words, named",
+    [
+        (["predict", "vision", "--run", "RUN"], "photo.jpg"),
+        (["predict", "vision", "nowhere.png", "--run", "RUN"], "nowhere.png"),
+        (["predict", "vision", "IMAGE", "--run", "RUN", "--out", "a.txt"], ".csv"),
+        (["predict", "vision", "IMAGE", "--run", "nowhere"], "nowhere"),
+        (["evaluate", "vision", "--run", "nowhere"], "nowhere"),
+        (["evaluate", "vision", "--run", "RUN", "--data", "OTHER"], "zebra"),
+    ],
+)
+def test_what_cannot_be_tested_or_predicted_is_refused_in_one_line(trained, textures, tmp_path, capsys, words, named):
+    shutil.copytree(textures / "along", tmp_path / "other" / "zebra")
+    shutil.copytree(textures / "along", tmp_path / "other" / "along")
+    places = {"RUN": trained, "IMAGE": textures / "along" / "00.png", "OTHER": tmp_path / "other"}
+    assert named in refusal(capsys, *(places.get(word, word) for word in words))
