@@ -61,18 +61,6 @@ def test_identity_matrix_is_even_and_uncorrelated():
     assert found.suggestion.eta == 6
 
 
-def test_strong_curve_flattens_and_decorrelates():
-    found = inspect_features(make_features(), pp.MaxExp(eta=200))
-    assert (found.after.effective_rank > found.before.effective_rank).all()
-    assert (found.after.correlation < found.before.correlation).all()
-    assert (found.after.inequality < found.before.inequality).all()
-
-
-def test_without_a_curve_nothing_changes():
-    found = inspect_features(make_features())
-    torch.testing.assert_close(found.before.spectra, found.after.spectra, rtol=0, atol=1e-6)
-
-
 def test_mean_correlations_skip_samples_in_which_a_feature_has_no_energy():
     first, second = torch.tensor([[1.0, 1.0], [1.0, 0.0]]), torch.tensor([[1.0, 1.0], [0.0, 0.0]])
     found = inspect_features(torch.stack([first, second]))

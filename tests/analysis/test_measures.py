@@ -100,19 +100,6 @@ def test_burstiness_of_binary_features_counts_repetitions():
     torch.testing.assert_close(burst.value().item(), count_repetitions(samples))
 
 
-def test_independent_locations_have_burstiness_one_and_bursts_have_more():
-    generator = torch.Generator().manual_seed(2)
-    burst = Repetition(2)
-    for number in range(400):
-        independent = torch.bernoulli(torch.full((1, 50), 0.1), generator=generator)
-        # The second feature is active everywhere in every tenth sample, and has the same mean.
-        bursts = torch.full((1, 50), float(number % 10 == 0))
-        burst.add(torch.cat([independent, bursts]))
-    found = burst.value()
-    torch.testing.assert_close(found[0].item(), 1.0, rtol=0.05, atol=0)
-    torch.testing.assert_close(found[1].item(), 10.0)
-
-
 @pytest.mark.parametrize("samples", [3, 30])
 def test_burstiness_is_at_most_the_number_of_samples(samples):
     burst = Repetition(3)

@@ -18,7 +18,6 @@ from powerpool.tasks.pooling import normalization_of
 from tests.analysis.samples import make_loader, make_network
 from tests.tolerances import tolerance
 
-
 # ---- the model does not change ---------------------------------------------------------------------------------------
 
 
@@ -98,21 +97,16 @@ def test_other_module_with_a_given_curve():
     torch.testing.assert_close(given.before.spectra, found.before.spectra)
 
 
-def test_mode_without_a_curve():
-    with pytest.raises(ArgumentError, match="curve="):
-        inspect_model(make_network(), make_loader(), mode="elementwise")
-
-
 def test_another_curve_keeps_the_other_settings_of_the_pool():
     terms = {"beta": 1.0, "eps": 1e-3, "trace_power": 0.5, "slope": 0.1, "solver": "eigen"}
     pool = pp.nn.SecondOrderPool2d(6, pp.MaxExp(eta=5), **terms)
     found = inspect_model(make_network(pool), make_loader(1), curve=pp.HDP(t=0.1)).normalization
     assert {name: getattr(found, name) for name in terms} == terms
     assert (found.curve.t, found.mode) == (0.1, "spectral")
-    entries = pp.nn.SecondOrderPool2d(6, pp.SigmE(eta=5.0), "elementwise")
-    assert inspect_model(make_network(entries), make_loader(1), curve=pp.SigmE(eta=9.0)).normalization.mode == "elementwise"
-    given = inspect_model(make_network(entries), make_loader(1), curve=pp.MaxExp(eta=9), mode="spectral")
-    assert given.normalization.mode == "spectral"
+    model = make_network(pp.nn.SecondOrderPool2d(6, pp.SigmE(eta=5.0), "elementwise"))
+    assert inspect_model(model, make_loader(1), curve=pp.SigmE(eta=9.0)).normalization.mode == "elementwise"
+    other = inspect_model(model, make_loader(1), curve=pp.MaxExp(eta=9), mode="spectral")
+    assert other.normalization.mode == "spectral"
 
 
 def test_model_with_no_pool_or_two():
@@ -124,21 +118,22 @@ def test_model_with_no_pool_or_two():
         find_pool(both)
     assert find_pool(both, "one") == ("one", pool)
     assert find_pool(both, pool) == ("one", pool)
-    with pytest.raises(ArgumentError, match="'three'.* 'one'"):
+    with pytest.raises(ArgumentError, match=r"'three'.* 'one'"):
         find_pool(both, "three")
     with pytest.raises(ArgumentError, match="ReLU"):
         find_pool(both, nn.ReLU())
 
 
-def test_pool_that_is_never_called():
-    with pytest.raises(ArgumentError, match="'4'"):
+def test_bad_input():
+    with pytest.raises(ArgumentError, match="curve="):
+        inspect_model(make_network(), make_loader(), mode="elementwise")
+    with pytest.raises(ArgumentError, match="'4'"):  # never called
         inspect_model(make_network(), [])
-
-
-def test_input_that_is_not_a_set_of_features():
-    model = nn.Sequential(nn.Flatten(), nn.Linear(216, 2))
+    model = nn.Sequential(nn.Flatten(), nn.Linear(216, 2), pp.nn.FirstOrderPool2d(2))
     with pytest.raises(ShapeError, match=r"Linear .*float32.*\(4, 216\)"):
         inspect_model(model, make_loader(), pool="1")
+    with pytest.raises(ShapeError, match=r"FirstOrderPool2d .*\(4, 2\)"):
+        inspect_model(model, make_loader())
 
 
 def test_example_of_the_docs(tmp_path, monkeypatch, capsys):
@@ -159,20 +154,10 @@ def pool_matrices(module: nn.Module, *arguments: object) -> Tensor:
     return torch.stack([pool.matrix(*one) for one in sets_of(module, arguments, {})])
 
 
-@pytest.mark.parametrize("mode", ["spectral", "elementwise"])
-def test_map_pool(mode):
-    pool = pp.nn.SecondOrderPool2d(8, pp.MaxExp(eta=7), mode, coordinates=3, reduce_to=5, trace_power=0.5, slope=0.1)
-    maps = torch.rand(4, 8, 5, 6)
-    with torch.no_grad():
-        expected = pool(maps)
-        found = pp.to_vector(pool_matrices(pool, maps))
-    torch.testing.assert_close(found.float(), expected, **tolerance(torch.float32, slack=10))
-
-
-@pytest.mark.parametrize("leading", [(), (2, 3)])
-def test_leading_dimensions(leading):
+@pytest.mark.parametrize("leading, mode", [((), "spectral"), ((4,), "elementwise"), ((2, 3), "spectral")])
+def test_maps_with_leading_dimensions(leading, mode):
     maps = torch.rand(*leading, 8, 5, 6)
-    pool = pp.nn.SecondOrderPool2d(8, pp.MaxExp(eta=7), coordinates=3, reduce_to=5)
+    pool = pp.nn.SecondOrderPool2d(8, pp.MaxExp(eta=7), mode, coordinates=3, reduce_to=5, trace_power=0.5, slope=0.1)
     with torch.no_grad():
         found, expected = pp.to_vector(pool_matrices(pool, maps)).float(), pool(maps).reshape(-1, pool.out_features)
     torch.testing.assert_close(found, expected, **tolerance(torch.float32, slack=10))
@@ -182,14 +167,6 @@ def test_leading_dimensions(leading):
     support, query = torch.rand(*leading, 3, 5, 7), torch.rand(*leading, 5, 7)
     found, expected = pool_matrices(descriptor, support, query).float(), descriptor(support, query)
     torch.testing.assert_close(found, torch.cat([expected.reshape(-1, 2, 5, 5)[:, place] for place in (1, 0)]))
-
-
-def test_single_map():
-    model = nn.Sequential(nn.Conv2d(3, 6, 3), pp.nn.FirstOrderPool2d(6))
-    found = inspect_model(model, [torch.rand(3, 9, 8)])
-    assert (found.samples, found.channels, found.locations) == (1, 6, (42,))
-    with pytest.raises(ShapeError, match=r"FirstOrderPool2d .*\(6, 8\)"):
-        list(sets_of(model[1], (torch.rand(6, 8),), {}))
 
 
 def test_factors():
@@ -207,20 +184,7 @@ def test_graph_aggregation():
     ptr = torch.tensor([0, 4, 9])
     found = pp.to_vector(pool_matrices(pool, x, None, ptr)).float()
     torch.testing.assert_close(found, pool(x, ptr=ptr), **tolerance(torch.float32, slack=100))
-
-
-def test_graph_aggregation_in_a_model():
-    class Graphs(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.readout = SecondOrderAggregation(4, pp.MaxExp(eta=4))
-
-        def forward(self, x, index):
-            return self.readout(x, index)
-
-    batches = [{"x": torch.rand(6, 4), "index": torch.tensor([0, 0, 0, 1, 1, 2])}]
-    found = inspect_model(Graphs(), batches)
-    assert found.locations == (3, 2, 1)
+    assert inspect_model(nn.Sequential(pool), [x], call=lambda model, x: model[0](x, index)).locations == (4, 2, 3)
 
 
 @pytest.mark.parametrize("variant", ["outer", "outer+L", "outer+P"])

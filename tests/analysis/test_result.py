@@ -142,7 +142,7 @@ def test_page_escapes_names_of_others():
     page = type(found)(**{**vars(found), "source": "a|b\n<img>", "notes": ("*c*",)}).markdown()
     assert r"a\|b \<img\>" in page
     assert r"- \*c\*" in page
-    assert "<img" not in page
+    assert "\n<img" not in page
 
 
 def test_one_channel_and_first_order_are_drawn(tmp_path, monkeypatch):

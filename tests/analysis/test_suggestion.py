@@ -14,7 +14,7 @@ import powerpool as pp
 from powerpool.analysis.result import _number_text
 from powerpool.analysis.suggestion import CURVES, fahdp_time, suggest
 from powerpool.errors import ArgumentError, ShapeError
-from powerpool.theory import eta_prime_of_eta, t_of_eta
+from powerpool.theory import eta_prime_of_eta
 from tests.analysis.custom_curve import Straight
 
 
@@ -22,16 +22,6 @@ def even(count: int, size: int = 20, samples: int = 3) -> torch.Tensor:
     share = torch.zeros(samples, size, dtype=torch.float64)
     share[:, :count] = 1 / count
     return share
-
-
-@pytest.mark.parametrize("count", [1, 8, 20])
-def test_eta_is_the_number_of_equal_eigenvalues(count):
-    found = suggest(even(count), torch.full((3,), 2.0))
-    assert found.eta == count
-    assert (found.t, found.sigme_eta) == (t_of_eta(float(count)), eta_prime_of_eta(float(count)))
-    assert found.asinhe_gamma == count / 2.0
-    assert found.gamma == 1.0  # every power leaves equal eigenvalues equal
-    assert found.spread_before == pytest.approx(0, abs=1e-7)
 
 
 def test_random_shares_have_the_mean_entropy_of_a_dirichlet_distribution():
@@ -85,11 +75,6 @@ def test_single_eigenvalue_gets_identities():
     identity = pp.FAHDP(t=found.t_fahdp)
     p = torch.linspace(0, 1, 7, dtype=torch.float64)
     torch.testing.assert_close(identity.value(p), p * math.exp(-found.t_fahdp))
-
-
-def test_eta_is_the_geometric_mean_over_samples():
-    share = torch.cat([even(2, samples=1), even(18, samples=1)])
-    assert suggest(share, torch.ones(2)).eta == 6
 
 
 def test_range_contains_half_double_and_most_samples():

@@ -48,7 +48,7 @@ def show(found: Inspection) -> None:
     """Print an inspection."""
     from rich.table import Table
 
-    for text in (found.headline(), *found.notes):
+    for text in (found.headline(), *found.remarks):
         say(text)
     tables = (
         ("mean ± standard deviation over samples", ("measure", "before the curve", "after"), found.table()),

@@ -105,6 +105,11 @@ class Inspection:
         return {"before": self.before} if self.after is None else {"before": self.before, "after": self.after}
 
     @property
+    def remarks(self) -> tuple[str, ...]:
+        """The notes, and an explanation of the tables of a first-order pool."""
+        return self.notes if self.after is not None else (FIRST_ORDER, *self.notes)
+
+    @property
     def has_few_samples(self) -> bool:
         """Whether there are too few samples for burstiness."""
         return self.samples < FEWEST_SAMPLES
@@ -201,7 +206,7 @@ class Inspection:
         return _render(
             "inspection.md.j2",
             headline=self.headline(),
-            notes=self.notes if self.after is not None else (FIRST_ORDER, *self.notes),
+            notes=self.remarks,
             measures=self.table(),
             advice=self.advice(),
             parameters=self.parameters(),

@@ -79,14 +79,26 @@ def javascript(request: pytest.FixtureRequest) -> Iterator[Callable[[str], Any]]
     if find_chromium() is not None:
         yield request.getfixturevalue("used_page").evaluate
     elif (node := shutil.which("node")) is not None:
-        yield lambda expression: _in_node(node, expression)
+        yield from _run_node(node)
     else:
         pytest.skip("The formulas of the explorer are not tested: there is neither Chromium nor node.")
 
 
-def _in_node(node: str, expression: str) -> Any:
-    formulas = (
-        resources.files("powerpool.analysis.explorer").joinpath("assets", "formulas.js").read_text(encoding="utf-8")
-    )
-    script = f"{formulas};\nconsole.log(JSON.stringify({expression}));"
-    return json.loads(subprocess.run([node, "-"], input=script, capture_output=True, text=True, check=True).stdout)
+def _run_node(node: str) -> Iterator[Callable[[str], Any]]:
+    """One process for all expressions: each is a line of JSON, and so is its value."""
+    formulas = resources.files("powerpool.analysis.explorer").joinpath("assets", "formulas.js")
+    loop = "(line) => console.log(JSON.stringify(eval(JSON.parse(line))))"
+    listen = f"require('readline').createInterface(process.stdin).on('line', {loop})"
+    script = f"{formulas.read_text(encoding='utf-8')};\n{listen};"
+    with subprocess.Popen([node, "-e", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        send, receive = process.stdin, process.stdout
+
+        def evaluate(expression: str) -> Any:
+            send.write(json.dumps(expression) + "\n")
+            send.flush()
+            return json.loads(receive.readline())
+
+        yield evaluate
+        send.close()

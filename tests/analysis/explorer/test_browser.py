@@ -230,23 +230,6 @@ def test_spectrum_after_the_curve(used_page: Page) -> None:
     assert (edges[0], edges[-1]) == (pytest.approx(1e-6), pytest.approx(1))
 
 
-def test_screen_readers_get_the_result(page: Page) -> None:
-    assert text(page, "status") == ""
-    assert page.evaluate("document.querySelectorAll('[aria-live]').length") == 0
-    type_number(page, "eta", "20")
-    page.settle()
-    spoken = text(page, "status")
-    assert text(page, "time") in spoken
-    assert text(page, "rank").replace(" → ", " to ") in spoken
-    assert spoken.endswith("Slope at 0: 20.")
-    assert page.evaluate("document.querySelectorAll('[aria-describedby]').length") == 11
-    assert page.evaluate(
-        "[...document.querySelectorAll('[aria-describedby]')]"
-        ".every((one) => document.getElementById(one.getAttribute('aria-describedby')))"
-    )
-    assert page.evaluate("document.getElementById('status').getBoundingClientRect().width") <= 1
-
-
 def test_all_controls_have_names_and_can_be_reached_by_keys(page: Page) -> None:
     names = page.evaluate(
         "[...document.querySelectorAll('input, select, button')].filter((one) => one.offsetParent && !one.disabled)"
@@ -265,9 +248,7 @@ def test_all_controls_have_names_and_can_be_reached_by_keys(page: Page) -> None:
     assert expected | {"curve", "signed", "companions", "axis"} <= set(reached)
 
 
-def test_page_of_a_run(
-    browser: Browser, run_explorer: Path, run_spectra: RunSpectra, inspection: Inspection
-) -> None:
+def test_page_of_a_run(browser: Browser, run_explorer: Path, run_spectra: RunSpectra, inspection: Inspection) -> None:
     assert inspection.after is not None
     with browser.open(run_explorer) as page:
         assert run_spectra.title in text(page, "run-box")
