@@ -17,6 +17,7 @@ RENAMED = {
     "powerpool.coordinates": "powerpool.moments.coordinates",
     "powerpool.explore": "powerpool.analysis.explorer",
     "powerpool.inspect": "powerpool.analysis",
+    "powerpool.inspect.measures": "powerpool.analysis.measures",
     "powerpool.locks": "powerpool.files",
     "powerpool.records": "powerpool.runs.record powerpool.runs.environment powerpool.files",
     "powerpool.segments": "powerpool.moments.segments",

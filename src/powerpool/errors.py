@@ -15,8 +15,6 @@ from typing import Any
 MANY = 20
 """A message lists at most this many choices; of more it shows the nearest."""
 BEFORE_LAST_PART = re.compile(r".*[./]")
-_BOUNDED = reprlib.Repr()  # a nested structure from a file may have an endless repr
-_BOUNDED.maxlevel = 2
 
 
 class PowerPoolError(Exception):
@@ -111,6 +109,20 @@ def did_you_mean(name: str, names: Iterable[str], prefix: str = "") -> str:
     if own != name:  # several are equally near by their last part: compare whole names
         near.sort(key=lambda known: -difflib.SequenceMatcher(None, name, known.lower()).ratio())
     return f" Did you mean {prefix}{near[0]}?" if near else ""
+
+
+class _BoundedRepr(reprlib.Repr):
+    """A repr of limited length and depth: that of a nested structure from a file may be endless."""
+
+    def repr_instance(self, value: Any, level: int) -> str:
+        # reprlib limits plain containers only; a subclass such as OrderedDict is shown by its name.
+        if isinstance(value, dict | list | tuple | set | frozenset):
+            return f"<{type(value).__name__}>"
+        return super().repr_instance(value, level)
+
+
+_BOUNDED = _BoundedRepr()
+_BOUNDED.maxlevel = 2
 
 
 def shorten(text: str, longest: int = 60) -> str:

@@ -165,8 +165,8 @@ def test_a_place_is_tried_without_a_trace(tmp_path: Path, monkeypatch: pytest.Mo
         (graph, graph.EvaluateOptions(run="r"), ["load_run", "read_recipe"]),
         (vision, vision.EvaluateOptions(run="r"), ["load_run"]),
         (fewshot, fewshot.EvaluateOptions(run="r"), ["load_run"]),
-        (inspect_command, inspect_command.InspectOptions(run="r"), ["open_run"]),
-        (explore_command, explore_command.ExploreOptions(run="r"), ["open_run"]),
+        (inspect_command, inspect_command.InspectOptions(run="r"), ["inspect_with_progress"]),
+        (explore_command, explore_command.ExploreOptions(run="r"), ["inspect_with_progress"]),
     ],
     ids=["graph", "vision", "fewshot", "inspect", "explore"],
 )

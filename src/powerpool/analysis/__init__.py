@@ -1,4 +1,4 @@
-"""What the pooling of a model sees: spectra, burstiness and correlations of its features, and a parameter to try.
+"""Spectra, burstiness and correlations of the features that a model pools, and parameters to try for its curve.
 
 Example:
     >>> import torch, powerpool as pp
@@ -8,12 +8,12 @@ Example:
     True
 """
 
-from powerpool.analysis.gathering import Gathering, inspect_features
+from powerpool.analysis.gather import Gathering, inspect_features
 from powerpool.analysis.models import inspect_model
 from powerpool.analysis.result import Inspection, Side
-from powerpool.analysis.runs import Samples, inspect_run
+from powerpool.analysis.runs import inspect_run
 from powerpool.analysis.suggestion import Suggestion, suggest
-from powerpool.tasks.pooling import FeatureSet
+from powerpool.tasks.pooling import FeatureSet, Samples
 
 __all__ = [
     "FeatureSet",

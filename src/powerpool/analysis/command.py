@@ -1,28 +1,24 @@
-"""``powerpool inspect --run RUN``: what the pooling of a trained model sees, as a table and as pictures."""
+"""``powerpool inspect --run RUN``: tables and plots of the features that a trained model pools."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from powerpool.analysis.runs import Samples, look, open_run
+from powerpool.analysis.result import Inspection
+from powerpool.analysis.runs import inspect_source, open_source
 from powerpool.console import Bars, cell, console, emit, say
-from powerpool.runs.folder import require_place
-
-if TYPE_CHECKING:
-    from powerpool.analysis.result import Inspection
-
-FOLDER = "inspect"
+from powerpool.runs.folder import require_output
+from powerpool.tasks.pooling import Samples
 
 
 @dataclass(frozen=True)
 class InspectOptions(Samples):
-    """Spectra, burstiness and correlations of the features that a trained model pools, and a parameter to try.
+    """Analyse the features that a trained model pools: spectra, burstiness, correlations, and parameters to try.
 
     Args:
-        run: the run folder that 'powerpool train' wrote, of any pipeline
-        out: folder for tables and pictures; inspect in the run folder without it
+        run: run folder of 'powerpool train', of any task
+        out: folder for tables and plots; default: inspect in the run folder
     """
 
     run: str
@@ -30,40 +26,43 @@ class InspectOptions(Samples):
 
 
 def run(options: InspectOptions) -> None:
-    """Print the tables and the advice, and write them with the pictures."""
-    folder = Path(options.out or Path(options.run, FOLDER))
-    source = open_run(options.run, options)  # what is refused is said before there is a bar
-    require_place(folder / "inspection.json")
-    with Bars() as bars:
-        bar = bars.add("samples", source.count)
-        found = look(source, lambda done: bars.update(bar, done))
+    """Print the tables and the advice, and write them with the plots."""
+    folder = Path(options.out or Path(options.run, "inspect"))
+    require_output(folder / "inspection.json")
+    found = inspect_with_progress(options.run, options)
     show(found)
     files = found.write(folder)
-    say(f"written: {files[0].parent}: {', '.join(file.name for file in files)}")
-    emit({"folder": files[0].parent, "inspection": found.to_dict()})
+    say(f"written: {folder}: {', '.join(file.name for file in files)}")
+    emit({"folder": folder, "inspection": found.to_dict()})
+
+
+def inspect_with_progress(folder: str, which: Samples) -> Inspection:
+    """Analyse a run, with a progress bar; a run that cannot be loaded is refused before the bar is shown."""
+    source = open_source(folder, which)
+    with Bars() as bars:
+        bar = bars.add("samples", source.count)
+        return inspect_source(folder, source, lambda done: bars.update(bar, done))
 
 
 def show(found: Inspection) -> None:
     """Print an inspection."""
     from rich.table import Table
 
-    for text in (found.headline(), *found.notes):
+    for text in (found.headline(), *found.remarks):
         say(text)
-    if found.after is None:
-        say(
-            f"{found.normalization.name} pools in first order: it has no matrix and no spectrum to normalize. Shown is "
-            "what second-order pooling of the same features would begin with."
-        )
-    measures = Table("measure", title="mean ± standard deviation over samples")
-    for heading in ("before the curve", "after"):
-        measures.add_column(heading, justify="right")
-    for row in found.table():
-        measures.add_row(*map(cell, row))
-    console().print(measures)
-    parameters = Table("curve", "parameter", title="parameters to start a search from (and its range)")
-    for heading in ("on the spectrum", "entry by entry"):
-        parameters.add_column(heading, justify="right")
-    for line in found.parameters():
-        parameters.add_row(*map(cell, line))
-    console().print(parameters)
+    tables = (
+        ("mean ± standard deviation over samples", ("measure", "before the curve", "after"), found.table()),
+        (
+            "suggested parameters, and the range to search",
+            ("curve", "parameter", "on the spectrum", "entry by entry"),
+            found.parameters(),
+        ),
+    )
+    for title, headings, rows in tables:
+        table = Table(title=title)
+        for heading in headings:
+            table.add_column(heading, justify="left" if heading in ("measure", "curve", "parameter") else "right")
+        for row in rows:
+            table.add_row(*map(cell, row))
+        console().print(table)
     say(found.advice())

@@ -1,36 +1,35 @@
-r"""A first guess of a curve's parameter from the spectrum, with its reason.
+r"""Parameters of curves to start a search from, suggested by the spectrum.
 
-The guess is for MaxExp and is its meaning turned round. MaxExp with :math:`\eta` is the probability that at least one
-of :math:`\eta` draws hits, where a direction of the features is hit with probability :math:`p_i`, its share of the
-trace. By entropy the trace is spread as over :math:`r = \exp(-\sum_i p_i \log p_i)` equal directions, the effective
-rank. With
+MaxExp with :math:`\eta` is the probability that at least one of :math:`\eta` draws hits a direction of the features,
+if the probability of a hit is the share :math:`p_i` of that direction in the trace. Let
+:math:`r = \exp(-\sum_i p_i \log p_i)` be the effective rank: by entropy, the trace is spread over r equal directions.
+With
 
 .. math:: \eta = r
 
-draws such a direction is hit once on average: :math:`1 - (1 - 1/r)^r \approx 1 - 1/e`. Larger eigenvalues, the bursts,
-are flattened towards 1; smaller ones, mostly noise, stay proportional to what they were. The r of a set of samples is
-the geometric mean of theirs. Curves that act entry by entry see the diagonal of M, whose shares of the trace take the
-place of the eigenvalues; it bounds all other entries.
+draws, such a direction is hit once on average, and MaxExp maps its share to :math:`1 - (1 - 1/r)^r \approx 1 - 1/e`.
+Larger eigenvalues (bursts) are flattened towards 1, smaller ones (mostly noise) remain proportional. The r of several
+samples is the geometric mean. For element-wise curves the shares are those of the diagonal of M.
 
 The other curves follow from that :math:`\eta`:
 
-- HDP: :math:`t(\eta)` of :func:`powerpool.theory.t_of_eta`. No t of it changes nothing, as :math:`\eta = 1` does
-- FAHDP: a t of few digits for which its own exponent, :math:`\tilde\eta(t)` rounded, is :math:`\eta`
-- SigmE: :math:`\eta'(\eta)` of :func:`powerpool.theory.eta_prime_of_eta`; without division by the trace
-  :math:`\eta' / \operatorname{tr} M`
-- AsinhE: :math:`\gamma' = \eta / \operatorname{tr} M`, which bends where MaxExp does; it knows no trace
-- Gamma: a straight line where both axes are logarithmic, and so the line that is nearest to MaxExp where the trace is:
-  the slope of :math:`\log g(p_i)` against :math:`\log p_i` by least squares, weighted with :math:`p_i`, and at most
-  1. The link :math:`\gamma(t) = e t` of the paper is a bound that touches at 1/e, far above the eigenvalues, and comes
-  out small.
+- HDP: :math:`t(\eta)` of :func:`powerpool.theory.t_of_eta`. No t is the identity, as :math:`\eta = 1` is
+- FAHDP: a t of few digits whose rounded exponent :math:`\tilde\eta(t)` is :math:`\eta`
+- SigmE: :math:`\eta'(\eta)` of :func:`powerpool.theory.eta_prime_of_eta`, divided by :math:`\operatorname{tr} M` for a
+  SigmE without trace normalization
+- AsinhE: :math:`\gamma' = \eta / \operatorname{tr} M`, as it never divides by the trace
+- Gamma: the power nearest to MaxExp, which is the slope of :math:`\log g(p_i)` against :math:`\log p_i` by least
+  squares with the weights :math:`p_i`, at most 1. The link :math:`\gamma(t) = e t` of the paper is a bound that touches
+  at 1/e, far above the eigenvalues, and gives much smaller values
 
-It is where a search may start, and no optimum: no label was looked at.
+No labels are used, so this is a starting point and not an optimum.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+import warnings
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 import torch
@@ -46,17 +45,19 @@ from powerpool.theory import eta_prime_of_eta, gamma_of_t, leading_variance, t_o
 CURVES: dict[type[Curve], str] = {
     MaxExp: "eta",
     SignedMaxExp: "eta",
-    SigmE: "eta_prime",
+    SigmE: "sigme_eta",
     Gamma: "gamma",
-    AsinhE: "gamma_prime",
+    AsinhE: "asinhe_gamma",
     HDP: "t",
     FAHDP: "t_fahdp",
 }
-"""The field of a suggestion that belongs to a curve."""
+"""The field of a suggestion for each kind of curve."""
+JSON_KEYS = {"sigme_eta": "eta_prime", "asinhe_gamma": "gamma_prime"}
+"""Keys in JSON files that differ from the names of fields, as in version 0.1."""
 FEWEST_DIGITS, MOST_DIGITS = 3, 17
 ROUNDED: tuple[Literal["ceil", "round"], ...] = ("ceil", "round")
 QUANTILES = (0.1, 0.9)
-"""A search goes from half to double the guess, and further where more of the samples would, each for itself."""
+"""The range to search is from half to double the suggestion, extended to these quantiles of single samples."""
 
 
 @dataclass(frozen=True)
@@ -65,41 +66,38 @@ class Suggestion:
 
     mode: Mode
     eta: float
-    """Of MaxExp, a whole number, so that the fast form can take it."""
+    """Of MaxExp; an integer, so that repeated squaring can be used."""
     low: float
     high: float
-    """A range of eta to search: half to double, and further where samples differ by more."""
-    eta_prime: float
+    """Range of eta to search."""
+    sigme_eta: float
     gamma: float
-    gamma_prime: float
+    asinhe_gamma: float
     t: float
     t_fahdp: float
     spread_before: float
     spread_after: float
-    """Standard deviation of the leading eigenvalues (or diagonal entries) relative to their mean, before and after
-    MaxExp with eta; there are as many of them as eta."""
+    """Standard deviation of the leading eta eigenvalues (or diagonal entries) divided by their mean, before and after
+    MaxExp."""
     reason: str
     trace: float = 1.0
-    """The mean trace, by which the parameter of a curve is divided that is not given M / tr M."""
+    """The mean trace, by which the parameter of a curve without trace normalization is divided."""
 
     @staticmethod
     def knows(curve: Curve) -> bool:
-        """Whether there is a parameter for a kind of curve: for one of your own there is none."""
+        """Whether a parameter can be suggested for a curve; not for custom curves."""
         return isinstance(curve, tuple(CURVES))
 
     def of(self, curve: Curve) -> float:
-        """The parameter for a kind of curve."""
+        """Return the parameter for a kind of curve."""
         for kind, name in CURVES.items():
             if isinstance(curve, kind):
                 return float(getattr(self, name)) / self._scale(curve)
-        raise ArgumentError(
-            f"There is no suggestion for {type(curve).__name__}: choose one of "
-            f"{', '.join(kind.__name__ for kind in CURVES)}."
-        )
+        names = ", ".join(kind.__name__ for kind in CURVES)
+        raise ArgumentError(f"There is no suggestion for {type(curve).__name__}: choose one of {names}.")
 
     def range_of(self, curve: Curve) -> tuple[float, float]:
-        """From where to where a search is worth while: the range of eta, translated; for Gamma from the paper's link,
-        which comes out small, to the nearest line, which comes out large."""
+        """Return the range to search: that of eta, translated; for Gamma, from the link of the paper to ``gamma``."""
         own, bounds = self.of(curve), (self.low, self.high)
         if isinstance(curve, Gamma):
             found = [min(1.0, gamma_of_t(self.t)), own]
@@ -114,21 +112,33 @@ class Suggestion:
         return min(found), max(found)
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain values."""
-        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+        """Return plain values by the names that JSON files use."""
+        return {JSON_KEYS.get(entry.name, entry.name): getattr(self, entry.name) for entry in fields(self)}
+
+    @property
+    def eta_prime(self) -> float:
+        """Deprecated: use ``sigme_eta``."""
+        warnings.warn("Suggestion.eta_prime is now sigme_eta.", DeprecationWarning, stacklevel=2)
+        return self.sigme_eta
+
+    @property
+    def gamma_prime(self) -> float:
+        """Deprecated: use ``asinhe_gamma``."""
+        warnings.warn("Suggestion.gamma_prime is now asinhe_gamma.", DeprecationWarning, stacklevel=2)
+        return self.asinhe_gamma
 
     def _scale(self, curve: Curve) -> float:
-        """SigmE may be told to leave the trace alone. AsinhE always does: its parameter is divided already."""
+        """Return the divisor for SigmE without trace normalization; that of AsinhE is already divided."""
         return self.trace if isinstance(curve, SigmE) and not curve.trace_normalize else 1.0
 
 
 def suggest(share: Tensor, trace: Tensor, mode: Mode = "spectral") -> Suggestion:  # shapes: (S, C), (S,)
-    """A first guess from the spectra of samples.
+    """Suggest parameters from the spectra of samples.
 
     Args:
-        share: eigenvalues as parts of the trace, one row for each sample; the diagonal entries for ``"elementwise"``.
+        share: eigenvalues as shares of the trace, one row for each sample; diagonal entries for ``"elementwise"``.
         trace: of the matrices.
-        mode: how the curve is to be applied, for the words.
+        mode: how the curve will be applied.
 
     Example:
         >>> even = torch.full((3, 40), 1 / 8)  # eight equal eigenvalues, and 32 that are 0
@@ -148,32 +158,31 @@ def suggest(share: Tensor, trace: Tensor, mode: Mode = "spectral") -> Suggestion
     typical = float(rank.log().mean().exp())
     eta = float(max(1, round(typical)))
     low, high = (float(rank.quantile(at)) for at in QUANTILES)
-    curve = MaxExp(eta)
-    leading = min(int(eta), share.shape[1])
-    before, after = (_spread(share, one, leading) for one in (MaxExp(1.0), curve))
+    curve, leading = MaxExp(eta), min(int(eta), share.shape[1])
+    before, after = (_relative_spread(share, one, leading) for one in (MaxExp(1.0), curve))
     return Suggestion(
         mode=mode,
         eta=eta,
         low=float(max(1, math.floor(min(low, eta / 2)))),
         high=float(math.ceil(max(high, 2 * eta))),
-        eta_prime=eta_prime_of_eta(eta),
+        sigme_eta=eta_prime_of_eta(eta),
         gamma=min(1.0, _nearest_power(share, curve)),
-        gamma_prime=eta / float(trace.mean()),
+        asinhe_gamma=eta / float(trace.mean()),
         t=t_of_eta(eta),
         t_fahdp=fahdp_time(eta),
         spread_before=before,
         spread_after=after,
-        reason=_reason(mode, typical, eta, leading, before, after),
+        reason=_explain(mode, typical, leading, before, after),
         trace=float(trace.mean()),
     )
 
 
 def fahdp_time(eta: float) -> float:
-    r"""A time of FAHDP, of as few digits as will do, for which its exponent is the whole number ``eta``.
+    r"""Return a time of FAHDP, with as few digits as possible, whose exponent is the integer ``eta``.
 
-    FAHDP rounds :math:`\tilde\eta(t)`, upwards unless it is told otherwise. A t that has :math:`\tilde\eta(t) = \eta`
-    lies on the edge, and a digit that is not printed moves it over; so :math:`\eta - 1/4` is aimed at, which is
-    rounded to eta upwards and to the nearest. Where eta is 1, nothing is to change but the scale: that is t = 1.
+    FAHDP rounds :math:`\tilde\eta(t)`, upwards by default. A t with :math:`\tilde\eta(t) = \eta` lies on the edge,
+    where a missing digit changes the exponent; so the target is :math:`\eta - 1/4`, which both roundings map to eta.
+    For eta = 1, t = 1 changes only the scale.
 
     Example:
         >>> fahdp_time(20.0), FAHDP(fahdp_time(20.0)).exponent(fahdp_time(20.0))
@@ -190,7 +199,7 @@ def fahdp_time(eta: float) -> float:
 
 
 def _nearest_power(share: Tensor, curve: Curve) -> float:
-    """The slope of log g against log p, weighted with p: 1 where all p of every sample are one number."""
+    """Return the slope of log g against log p, weighted with p; 1 if the p of every sample are equal."""
     known = share > 0
     x = torch.where(known, share, 1.0).log()
     y = torch.where(known, curve.value(share), 1.0).log()
@@ -201,21 +210,16 @@ def _nearest_power(share: Tensor, curve: Curve) -> float:
     return float((share * x_centred * y_centred).sum() / variance)
 
 
-def _spread(share: Tensor, curve: Curve, leading: int) -> float:
+def _relative_spread(share: Tensor, curve: Curve, leading: int) -> float:
     largest = curve.value(share.topk(leading, dim=-1).values)
     return float((leading_variance(share, curve, leading).sqrt() / largest.mean(-1)).mean())
 
 
-def _reason(mode: Mode, typical: float, eta: float, leading: int, before: float, after: float) -> str:
-    whole, parts = ("The spectrum", "eigenvalues") if mode == "spectral" else ("The diagonal of M", "features")
+def _explain(mode: Mode, rank: float, leading: int, before: float, after: float) -> str:
+    whole, parts = ("spectrum", "eigenvalues") if mode == "spectral" else ("diagonal", "entries")
     if leading == 1:
-        return (
-            f"{whole} spreads the trace as over {typical:.1f} equal {parts}, as good as one: there is next to nothing "
-            "to even out, and eta = 1 changes nothing."
-        )
-    hit = 1 - (1 - 1 / typical) ** eta
+        return f"The effective rank of the {whole} is {rank:.1f}, so there is nothing to flatten."
     return (
-        f"{whole} spreads the trace as over {typical:.1f} equal {parts}, so that {eta:.0f} draws hit such a one about "
-        f"once: MaxExp brings it to {hit:.2f}, flattens the larger ones (the leading {leading} vary by {after:.2f} of "
-        f"their mean instead of {before:.2f}) and keeps the smaller ones small."
+        f"The effective rank of the {whole} is {rank:.1f}; with eta {leading} the spread of the {leading} leading "
+        f"{parts} changes from {before:.2f} to {after:.2f} of their mean."
     )

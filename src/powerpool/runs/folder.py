@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import platform
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -37,6 +37,8 @@ CHECKPOINTS = "checkpoints"
 OLD_CHECKPOINTS = ("trials", "points", "training")
 """Where version 0.1 kept what is needed to resume."""
 FORMAT = 2
+LARGEST_SPEC = 64 << 20
+"""Limit in bytes for ``model.json``."""
 
 S = TypeVar("S")
 N = TypeVar("N", bound=nn.Module)
@@ -160,6 +162,29 @@ def save_model(folder: Path, task: str, spec: Any, weights: Mapping[str, Tensor]
     write_json(folder / MODEL, {"format": FORMAT, "task": task, **to_json(spec)})
 
 
+def read_task(folder: str | Path, choices: Collection[str]) -> str:
+    """Return the task of the model in a run folder; a name that is not among the choices is refused."""
+    folder = Path(folder)
+    file, old = folder / MODEL, folder / OLD_MODEL
+    if file.is_file():
+        data = read_json(file, limit=LARGEST_SPEC)
+        found = data.get("task") if isinstance(data, dict) else None
+    elif old.is_file():
+        file, found = old, load_state(old).get("pipeline")
+    elif folder.is_dir():
+        raise RecordError(
+            f"{folder} contains no {MODEL}: it is not a run folder, or its training was stopped. Repeat the command "
+            "that started the training to resume it."
+        )
+    else:
+        raise RecordError(f"There is no run folder {folder}. Make one with: powerpool train TASK --out {folder}")
+    # Texts only: a nested value may take forever to hash or to print.
+    if not isinstance(found, str) or found not in choices:
+        got = shown(found) if isinstance(found, str) else type(found).__name__
+        raise RecordError(f"{file} is not a model of powerpool: its task is {got}, not {', '.join(choices)}.")
+    return found
+
+
 def read_model(
     folder: str | Path, task: str, spec_type: type[S], convert_old: Callable[[dict[str, Json]], Json]
 ) -> StoredModel[S]:
@@ -174,7 +199,7 @@ def read_model(
     folder = Path(folder)
     file, old = folder / MODEL, folder / OLD_MODEL
     if file.is_file():
-        return _build_model(read_json(file, limit=64 << 20), Weights.open(folder / WEIGHTS), file, task, spec_type)
+        return _build_model(read_json(file, limit=LARGEST_SPEC), Weights.open(folder / WEIGHTS), file, task, spec_type)
     if old.is_file():
         state = load_state(old)
         weights = state.pop("weights", None)

@@ -20,6 +20,7 @@ from powerpool.runs.folder import DataIdentity
 from powerpool.runs.record import Confusion, Result, Trial
 from powerpool.runs.typed import Json, to_json
 from powerpool.tasks.methods import Method
+from powerpool.tasks.pooling import FeatureSource, Samples
 
 C = TypeVar("C")
 D = TypeVar("D")
@@ -217,6 +218,10 @@ class Task(ABC, Generic[C, D, F, M]):
     @abstractmethod
     def predict(self, options: Any, watch: Watch) -> Predictions:
         """Classify new inputs by the model of a run, as the options of ``powerpool predict`` say."""
+
+    def feature_source(self, folder: Path, samples: Samples) -> FeatureSource:
+        """Return the features that the model of a run pools, for ``powerpool inspect`` and ``powerpool explore``."""
+        raise NotImplementedError(f"The features of {self.name} runs cannot be analysed.")
 
     # ---- commands ----
 

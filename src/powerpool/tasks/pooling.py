@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
+from powerpool.checks import require_at_least, require_seed
 from powerpool.curves import Curve
 from powerpool.functional import Mode, second_order_pool
 from powerpool.linalg.products import self_product
 from powerpool.moments.sets import prepare
+from powerpool.runs.folder import DataIdentity
 from powerpool.solvers import Solver
+
+Split = Literal["train", "validation", "test"]
+SAMPLES = 200
+"""How many samples are analysed by default."""
 
 
 class FeatureSet(NamedTuple):
@@ -102,6 +109,51 @@ class Normalization:
         if isinstance(value, Tensor):
             return float(value.detach()) if value.numel() == 1 else None
         return float(value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Samples:
+    """Which samples the model of a run is analysed on.
+
+    Args:
+        data: data to use instead of that of the run, all of it: a data set, or a folder or zip
+        data_root: folder with data sets; default: that of the run
+        split: which part of the run's own data to use. A parameter that is chosen on test data has seen the test
+        samples: how many images or graphs to draw at random
+        seed: of the draw
+        download: allow downloads of data and weights that are not on this machine
+    """
+
+    data: str | None = None
+    data_root: str | None = None
+    split: Split = "train"
+    samples: int = SAMPLES
+    seed: int = 0
+    download: bool = False
+
+    def __post_init__(self) -> None:
+        require_at_least(1, "", samples=self.samples)
+        require_seed(self.seed)
+
+    def draw(self, rows: Tensor) -> Tensor:
+        """Draw that many of the rows without replacement; the same ones for the same seed."""
+        order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(self.seed))
+        return rows[order[: self.samples]]
+
+
+@dataclass(frozen=True, eq=False)
+class FeatureSource:
+    """The feature sets of drawn samples, as the pool of a trained model gets them."""
+
+    normalization: Normalization
+    sets: Iterator[FeatureSet]
+    """Computed while they are iterated over."""
+    count: int
+    """Number of samples."""
+    name: str
+    """A description of the samples, such as "the train graphs of MUTAG"."""
+    data: DataIdentity | None = None
+    """The data of the run, if the samples are from it."""
 
 
 def normalization_of(name: str, pool: Any) -> Normalization:

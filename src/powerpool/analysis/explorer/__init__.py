@@ -1,4 +1,4 @@
-"""The explorer: one HTML file in which a person moves the parameter of a curve and sees what follows.
+"""The curve explorer: one HTML file with sliders for the parameters of curves, and plots that follow them.
 
 Example:
     >>> from powerpool.analysis.explorer import make_page

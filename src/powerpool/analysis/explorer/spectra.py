@@ -1,38 +1,38 @@
-"""The eigenvalues of a run as the explorer takes them: few numbers, and where its sliders are to stand."""
+"""The eigenvalues of a run for the explorer, and the initial positions of its sliders."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
 
-from powerpool.analysis import Inspection
+from powerpool.analysis.result import Inspection
 from powerpool.curves import FAHDP, HDP, AsinhE, Curve, Gamma, MaxExp, SigmE
 
 NAMES: dict[type[Curve], str] = {
-    MaxExp: "maxexp",
+    MaxExp: "maxexp",  # and SignedMaxExp, its subclass
     Gamma: "gamma",
     SigmE: "sigme",
     AsinhE: "asinhe",
     HDP: "hdp",
     FAHDP: "fahdp",
 }
-"""What the page calls a curve; SignedMaxExp is a MaxExp."""
+"""Names of curves in the page."""
 LARGEST = 20_000
-"""Eigenvalues in the page, of all samples together: every one goes through the curve while a slider moves."""
+"""Limit on the eigenvalues of all samples together; the page recomputes all of them while a slider moves."""
 DIGITS = 7
 
 
 @dataclass(frozen=True)
 class RunSpectra:
-    """What the page shows of a run.
+    """The part of the page that depends on a run.
 
     Args:
-        title: which model, and which samples, in words.
-        notes: what a reader has to know beside.
-        spectra: eigenvalues of each sample as parts of the trace, the largest first.
-        start: the name of a curve in the page, and the parameter at which it begins.
+        title: a description of the model and the samples.
+        notes: remarks for the reader.
+        spectra: eigenvalues of each sample as shares of the trace, the largest first.
+        start: the name of a curve in the page, and its initial parameter.
+        suggestion: the suggested parameter of every curve, by its name in the page.
         rounding: of FAHDP.
-        suggestion: a parameter to try for every curve, by its name in the page.
     """
 
     title: str
@@ -43,7 +43,7 @@ class RunSpectra:
     rounding: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """What the scripts of the page read; texts are in its HTML."""
+        """Return the JSON that the scripts of the page read."""
         curve, value = self.start
         return {
             "spectra": self.spectra,
@@ -53,7 +53,7 @@ class RunSpectra:
 
 
 def spectra_of(found: Inspection, largest: int = LARGEST) -> RunSpectra:
-    """The spectra before the curve, at most ``largest`` numbers of samples that were drawn at random anyway.
+    """Return the spectra before the curve, of as many samples as have at most ``largest`` eigenvalues together.
 
     Example:
         >>> import torch, powerpool as pp
@@ -62,35 +62,30 @@ def spectra_of(found: Inspection, largest: int = LARGEST) -> RunSpectra:
         >>> spectra.start, spectra.spectra[0]
         (('maxexp', 20.0), (0.25, 0.25, 0.25, 0.25))
     """
+    own, suggested, notes = found.normalization, found.suggestions["spectral"], list(found.notes)
     kept = max(1, min(found.samples, largest // found.channels))
-    notes = list(found.notes)
     if kept < found.samples:
-        notes.append(f"The page has the first {kept} of {found.samples} samples.")
-    own, suggested = found.normalization, found.suggestions["spectral"]
+        notes.append(f"The page shows the first {kept} of {found.samples} samples.")
     suggestion = {name: float(suggested.of(kind(1.0))) for kind, name in NAMES.items()}  # type: ignore[call-arg]
-    suggestion["asinhe"] = suggested.eta  # its gamma', for eigenvalues that are parts of the trace
-    start = ("maxexp", suggestion["maxexp"])
-    if own.curve is None or own.is_first_order:
-        notes.append("The run has no curve of second order: the page begins with a suggestion.")
-    elif not suggested.knows(own.curve):
-        notes.append(f"The page cannot draw the curve of the run, {type(own.curve).__name__}: it begins with another.")
-    elif own.parameter is None:
-        notes.append("The run has a parameter for each channel: the page begins with a suggestion.")
-        start = (_name(own.curve), suggestion[_name(own.curve)])
+    suggestion["asinhe"] = suggested.eta  # the spectra are shares, so there is no trace to divide by
+    name = None if own.is_first_order else next((NAMES[kind] for kind in NAMES if isinstance(own.curve, kind)), None)
+    start = (name or "maxexp", suggestion[name or "maxexp"])
+    if name is None or own.curve is None or own.parameter is None:
+        notes.append("The page starts with a suggested parameter: the run has no curve with a single known parameter.")
     else:
-        factor = _factor(own.curve, suggested.trace)
-        start = (_name(own.curve), own.parameter * factor)
+        # Spectra are shares of the trace. A curve that is applied without dividing by it needs a larger parameter;
+        # a power does not depend on scale.
+        factor = 1.0 if own.curve.trace_normalize or isinstance(own.curve, Gamma) else suggested.trace
+        start = (name, own.parameter * factor)
         if own.mode == "elementwise":
-            notes.append("The run applies its curve entry by entry; here it acts on eigenvalues.")
+            notes.append("The run applies its curve to entries; here it is applied to eigenvalues.")
         if factor != 1:
             notes.append(
-                f"The run does not divide by the trace, {factor:.3g} on average: here its parameter is multiplied by "
-                "it, which is right for samples of that trace."
+                f"The run does not divide by the trace, so its parameter is multiplied by the mean trace {factor:.3g}."
             )
-    terms = {"trace power": own.trace_power, "slope": own.slope}
-    left_out = [f"{term} {value:g}" for term, value in terms.items() if value and not own.is_first_order]
-    if left_out:
-        notes.append(f"The page leaves out what the run does beside its curve: {' and '.join(left_out)}.")
+    omitted = {"trace power": own.trace_power, "slope": own.slope}
+    if any(omitted.values()) and not own.is_first_order:
+        notes.append(f"Not shown: {', '.join(f'{term} {value:g}' for term, value in omitted.items() if value)}.")
     values = found.before.spectra[:kept].clamp(0, 1).tolist()
     return RunSpectra(
         title=found.headline(),
@@ -100,12 +95,3 @@ def spectra_of(found: Inspection, largest: int = LARGEST) -> RunSpectra:
         suggestion=suggestion,
         rounding=own.curve.rounding if isinstance(own.curve, FAHDP) else None,
     )
-
-
-def _name(curve: Curve) -> str:
-    return next(name for kind, name in NAMES.items() if isinstance(curve, kind))
-
-
-def _factor(curve: Curve, trace: float) -> float:
-    """What a parameter is multiplied by for eigenvalues that are parts of the trace. A power has no scale."""
-    return 1.0 if curve.trace_normalize or isinstance(curve, Gamma) else trace

@@ -14,13 +14,16 @@ from powerpool.data import Fold, GraphSet, NodeFeatures, load_graphs
 from powerpool.errors import RecordError
 from powerpool.runs.config import read_recipe
 from powerpool.runs.environment import environment
-from powerpool.runs.folder import CONFIG, MODEL, build_network, is_data_of, read_model
+from powerpool.runs.folder import CONFIG, MODEL, DataIdentity, build_network, is_data_of, read_model
 from powerpool.runs.typed import Json, to_json
 from powerpool.tasks.base import Evaluation, Predictions, TextTable, confusion_matrix
 from powerpool.tasks.graph.config import GraphConfig, ModelConfig
 from powerpool.tasks.graph.model import GraphClassifier
 from powerpool.tasks.graph.options import EvaluateOptions, PredictOptions, RunConfig
 from powerpool.tasks.graph.training import collate, compute_logits
+from powerpool.tasks.pooling import FeatureSource, Samples
+
+ANALYSIS_BATCH = 32
 
 
 @dataclass(frozen=True)
@@ -191,3 +194,21 @@ def predict(options: PredictOptions) -> Predictions:
         for number, row in enumerate(model.probabilities(graphs))
     ]
     return Predictions(rows)
+
+
+def feature_source(
+    folder: Path, samples: Samples, make_fold: Callable[[GraphConfig, GraphSet, int], Fold]
+) -> FeatureSource:
+    """Return the node features that the readout of a run pools, one set for each drawn graph."""
+    model, data = load_run(folder), None
+    if samples.data is not None:
+        graphs = model.read(samples.data, samples.data_root, labelled=False, download=samples.download)
+        chosen, name = torch.arange(len(graphs)), f"all graphs of {graphs.name}"
+    else:
+        config = read_recipe(folder / CONFIG, RunConfig)
+        graphs = model.read(config.data, samples.data_root or config.data_root, download=samples.download)
+        chosen = getattr(make_fold(config, graphs, config.fold), samples.split)
+        name, data = f"the {samples.split} graphs of {graphs.name}", DataIdentity(graphs.name, graphs.digest)
+    drawn, network = samples.draw(chosen), model.network
+    sets = (one for part in drawn.split(ANALYSIS_BATCH) for one in network.feature_sets(graphs[part]))
+    return FeatureSource(network.normalization, sets, len(drawn), name, data)

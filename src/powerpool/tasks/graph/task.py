@@ -35,11 +35,12 @@ from powerpool.tasks.base import (
     round_curve,
 )
 from powerpool.tasks.graph.config import GraphConfig, ModelConfig, grid_values
-from powerpool.tasks.graph.inference import TrainedModel, evaluate, predict
+from powerpool.tasks.graph.inference import TrainedModel, evaluate, feature_source, predict
 from powerpool.tasks.graph.model import GraphClassifier
 from powerpool.tasks.graph.options import EvaluateOptions, PredictOptions, ReproduceOptions
 from powerpool.tasks.graph.training import Training, TrainingCurves, collate, compute_logits, score_of
 from powerpool.tasks.methods import GRAPH_METHODS, unused_settings
+from powerpool.tasks.pooling import FeatureSource, Samples
 from powerpool.tasks.spectra import mean_spectrum, spread_out
 
 CHECKPOINT_SECONDS = 5.0
@@ -224,6 +225,9 @@ class GraphTask(Task[GraphConfig, GraphSet, GraphFit, GraphModel]):
 
     def predict(self, options: PredictOptions, watch: Watch) -> Predictions:
         return predict(options)
+
+    def feature_source(self, folder: Path, samples: Samples) -> FeatureSource:
+        return feature_source(folder, samples, make_fold)
 
     def check(self, config: GraphConfig, data: GraphSet, chain: int) -> None:
         make_fold(config, data, chain)

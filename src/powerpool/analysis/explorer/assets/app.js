@@ -1,5 +1,5 @@
 "use strict";
-// The page: what is picked and moved, and what is shown of it. All numbers come from Formulas.
+// The controls, plots and texts of the page. All numbers come from Formulas.
 
 (() => {
   const POINTS = 500; // quantiles of a Beta spectrum
@@ -7,7 +7,7 @@
   const STEPS = 1000; // of a slider
   const SMALLEST = 1e-6; // where logarithmic axes begin
 
-  // Limits of what can be typed, and of the slider, which is for what is useful; both logarithmic.
+  // Limits of number fields, and of sliders, which cover the useful range; both logarithmic.
   const PARAMETERS = {
     t: { typed: [1e-8, 1e3], slider: [1e-5, 10] },
     eta: { typed: [1, 1e8], slider: [1, 1e5] },
@@ -27,7 +27,7 @@
     hdp: { label: "HDP", parameter: "t", dash: "dot", signed: false },
     fahdp: { label: "FAHDP", parameter: "t", dash: "solid", signed: false },
   };
-  // Where a parameter begins again whose link has led out of its range.
+  // The value of a parameter whose link leads out of its range.
   const EDGE = {
     t: Formulas.tOfEta(1),
     eta: 1,
@@ -40,7 +40,7 @@
     curve: "maxexp",
     signed: false,
     rounding: "ceil",
-    moved: { name: "eta", value: 50 }, // of the linked parameters; the others follow
+    moved: { name: "eta", value: 50 }, // the linked parameter that was changed last; the others follow
     gammaPrime: 50,
     companions: true,
     source: "beta",
@@ -70,7 +70,7 @@
     return String(rounded);
   }
 
-  // ---- what follows from the state ----------------------------------------------------------------------------------
+  // ---- values derived from the state -------------------------------------------------------------------------------
 
   const current = () => Formulas.linked(state.moved.name, state.moved.value);
 
@@ -78,14 +78,14 @@
     return name === "asinhe" ? state.gammaPrime : values[CURVES[name].parameter];
   }
 
-  // The picked curve as a function of one number, and its slope.
+  // A curve with its parameter: value and slope as functions of p.
   function bound(name, values) {
     const theta = parameterOf(name, values);
     const formulas = Formulas.curve(name, { signed: state.signed, rounding: state.rounding });
     return { theta, value: (p) => formulas.value(p, theta), slope: (p) => formulas.slope(p, theta) };
   }
 
-  // Points of the axis, dense at 0, where curves are steep.
+  // Points of the x axis, dense near 0, where curves are steep.
   const POSITIVE = (() => {
     const points = new Set([0]);
     for (let i = 1; i <= 200; i += 1) points.add(i / 200);
@@ -144,13 +144,13 @@
     };
   }
 
-  // Powers of ten are drawn larger than other numbers of the same size.
+  // Plotly draws powers of ten larger than other labels.
   const LOGARITHMIC = { type: "log", exponentformat: "power", dtick: 1, tickfont: { size: 9 } };
   const CONFIG = { displayModeBar: false, responsive: true, displaylogo: false };
 
-  function draw(id, traces, settings, said) {
+  function draw(id, traces, settings, description) {
     Plotly.react(id, traces, settings, CONFIG);
-    element(id).setAttribute("aria-label", said);
+    element(id).setAttribute("aria-label", description);
   }
 
   function line(name, label, x, y, main) {
@@ -168,7 +168,7 @@
 
   const labelOf = (name, theta) => `${CURVES[name].label}, ${SIGNS[CURVES[name].parameter]} = ${shown(theta, 3)}`;
 
-  // The picked curve last, above the others.
+  // The selected curve last, on top of the others.
   function drawnCurves(values) {
     const others = ["maxexp", "gamma", "sigme", "hdp"].filter(
       (name) =>
@@ -193,7 +193,7 @@
       const { theta, value, slope } = bound(name, values);
       const isMain = name === state.curve;
       const heights = x.map(value);
-      // A logarithmic axis has no place for 0 and infinity.
+      // A logarithmic axis cannot show 0 and infinity.
       const rates = x.map(slope).map((rate) => (rate > 1e-300 && Number.isFinite(rate) ? rate : null));
       top = Math.max(top, ...heights);
       if (isMain) {
@@ -212,15 +212,15 @@
       hovertemplate: null,
       showlegend: false,
     };
-    const point = state.signed ? "entry p (part of the trace)" : "eigenvalue λ (part of the trace)";
-    const said = `${CURVES[state.curve].label} with ${SIGNS[own()]} = ${shown(parameterOf(state.curve, values))}`;
+    const point = state.signed ? "entry p (share of the trace)" : "eigenvalue λ (share of the trace)";
+    const label = `${CURVES[state.curve].label} with ${SIGNS[own()]} = ${shown(parameterOf(state.curve, values))}`;
     const limits = [state.signed ? -1.03 * top : -0.02 * top, 1.03 * top];
     const xs = [state.signed ? -1.02 : -0.01, 1.01];
     draw(
       "profile",
       [plain, ...profiles],
       layout({ title: point, range: xs }, { title: "g(p)", range: limits }),
-      `Profile of ${said}`,
+      `Profile of ${label}`,
     );
     const high = Math.log10(steepest) + 0.3;
     const low = Math.min(high - 2, Math.max(-3, Math.log10(flattest) - 0.3));
@@ -228,7 +228,7 @@
       "slope",
       slopes,
       layout({ title: point, range: xs }, { title: "g′(p)", range: [low, high], ...LOGARITHMIC }),
-      `Slope of ${said}`,
+      `Slope of ${label}`,
     );
   }
 
@@ -243,7 +243,7 @@
   }
 
   function bars(label, name, cuts, parts) {
-    // On a logarithmic axis plotly takes widths in linear units, so that the outline of a staircase is drawn instead.
+    // On a logarithmic axis plotly takes bar widths in linear units, so the outline is drawn as a staircase instead.
     const x = [];
     const y = [];
     parts.forEach((part, i) => {
@@ -273,7 +273,7 @@
     const isLog = state.axis === "log";
     const before = Formulas.histogram(lists.flat(), cuts);
     const pushed = Formulas.histogram(after.flat(), cuts);
-    // One bin may hold nearly all: the others are to be seen beside it.
+    // One bin may contain nearly all values: keep the others visible.
     const ceiling = Math.min(Math.max(...before, ...pushed), Math.max(12, 3 * Math.max(...pushed)));
     draw(
       "spectrum",
@@ -281,7 +281,7 @@
       layout(
         isLog && !state.signed
           ? {
-              title: `${what} (all smaller ones in the first bin)`,
+              title: `${what} (smaller ones are in the first bin)`,
               range: [Math.log10(SMALLEST), Math.log10(top) + 0.02],
               ...LOGARITHMIC,
             }
@@ -300,7 +300,7 @@
     const order = (label, name, y, dash) => ({
       ...line(state.curve, label, places, y, true),
       line: { color: colour(name), width: name === "before" ? 2 : 3, dash },
-      hovertemplate: "number %{x}: %{y:.4g} of the largest<extra>%{fullData.name}</extra>",
+      hovertemplate: "rank %{x}: %{y:.4g} of the largest<extra>%{fullData.name}</extra>",
     });
     draw(
       "sorted",
@@ -309,12 +309,12 @@
         order(`after ${CURVES[state.curve].label}`, state.curve, falling(after), "solid"),
       ],
       layout(
-        { title: `number of the ${what}, the largest first`, range: [0, count + 1] },
+        { title: `rank of the ${what}`, range: [0, count + 1] },
         isLog
-          ? { title: "part of the largest", range: [Math.log10(SMALLEST), 0.1], ...LOGARITHMIC }
-          : { title: "part of the largest", range: [0, 1.04] },
+          ? { title: "relative to the largest", range: [Math.log10(SMALLEST), 0.1], ...LOGARITHMIC }
+          : { title: "relative to the largest", range: [0, 1.04] },
       ),
-      `Magnitudes of ${many} in falling order, before and after the curve`,
+      `Magnitudes of ${many} in descending order, before and after the curve`,
     );
   }
 
@@ -324,17 +324,17 @@
     const eta = shown(values.eta, 3);
     switch (state.curve) {
       case "asinhe":
-        return "no theorem links AsinhE with a time";
+        return "no theorem links AsinhE to a time";
       case "hdp":
-        return "the curve’s own parameter";
+        return "the parameter of the curve";
       case "fahdp":
         return values.t === null
           ? notes.t
-          : `of the HDP it stands for, with exponent h = ${shown(Formulas.fahdpExponent(values.t, state.rounding))}`;
+          : `of the HDP that it approximates, with exponent h = ${shown(Formulas.fahdpExponent(values.t, state.rounding))}`;
       case "gamma":
         return values.t === null ? notes.t : "its HDP touches Gamma from below, at λ = 1/e";
       case "sigme":
-        return values.t === null ? notes.t : `by way of MaxExp with η = ${eta}, which SigmE meets`;
+        return values.t === null ? notes.t : `through MaxExp with η = ${eta}, which intersects SigmE`;
       default:
         return values.t === null ? notes.t : "its HDP stays below MaxExp on [0, 1]";
     }
@@ -345,7 +345,7 @@
     return slope(0);
   }
 
-  function tell(values, notes, lists, after) {
+  function showResults(values, notes, lists, after) {
     element("time").textContent = state.curve === "asinhe" || values.t === null ? "–" : `t = ${shown(values.t)}`;
     element("time-note").textContent = timeNote(values, notes);
     const [from, to] = [lists, after].map((spectra) => mean(spectra.map(Formulas.effectiveRank)));
@@ -356,26 +356,26 @@
       state.source === "run"
         ? `mean of ${lists.length} samples with ${count} eigenvalues`
         : `of ${count} ${state.signed ? "entries" : "eigenvalues"}`;
-    element("rank-note").textContent = to > 0 ? `${of}; exp of the entropy` : `${of}; the curve leaves only zeros`;
+    element("rank-note").textContent = to > 0 ? `${of}; exp of the entropy` : `${of}; the curve maps all to 0`;
     const slope = slopeAtZero(values);
     element("slope-zero").textContent = shown(slope);
     element("slope-note").textContent =
       slope === 0
-        ? "flat: the smallest are suppressed"
+        ? "flat: small values are suppressed"
         : slope > 1
-          ? "small ones are amplified"
+          ? "small values are amplified"
           : slope === 1
-            ? "small ones stay"
-            : "small ones are weakened";
+            ? "small values are unchanged"
+            : "small values are reduced";
   }
 
-  // For those who hear the page: once a control is let go, and not at every step of a slider.
+  // For screen readers: when a control is released, not at every step of a slider.
   function announce() {
-    const said = (id) => element(id).textContent.replace(" → ", " to ");
-    const ends = `Slope at 0: ${said("slope-zero")}`;
-    element("status").textContent = `Time: ${said("time")}. ${said("rank-title")}: ${said("rank")}. ${ends}.`;
+    const spoken = (id) => element(id).textContent.replace(" → ", " to ");
+    const ends = `Slope at 0: ${spoken("slope-zero")}`;
+    element("status").textContent = `Time: ${spoken("time")}. ${spoken("rank-title")}: ${spoken("rank")}. ${ends}.`;
   }
-  const announceSoon = () => requestAnimationFrame(announce); // behind the drawing, which waits for the same frame
+  const announceSoon = () => requestAnimationFrame(announce); // after the drawing, which waits for the same frame
 
   const HINTS = {
     t: (moved) =>
@@ -384,10 +384,10 @@
         : "t = e/(e−1) · η^η/(η+1)^(η+1): HDP stays below MaxExp",
     eta: (moved) =>
       moved === "etaPrime"
-        ? "meets SigmE where that bends most, at 1/√3"
+        ? "intersects SigmE at its largest curvature, where g = 1/√3"
         : "η ≈ ½√(1 + 4/(t(e−1))²) − ½: MaxExp stays above HDP",
     gamma: () => "γ = e·t: touches HDP from above, at λ = 1/e",
-    etaPrime: () => "meets MaxExp where SigmE bends most, at 1/√3",
+    etaPrime: () => "intersects MaxExp where SigmE has its largest curvature, at g = 1/√3",
   };
 
   const position = (name, value) => {
@@ -416,7 +416,7 @@
       showParameter(name, values[name]);
       const isMoved = name === state.moved.name;
       element(`${name}-hint`).textContent =
-        notes[name] ?? (isMoved ? "given: the others follow" : HINTS[name](state.moved.name));
+        notes[name] ?? (isMoved ? "set by you; the others follow" : HINTS[name](state.moved.name));
     }
     for (const name of ["gammaPrime", "a", "b"]) showParameter(name, state[name]);
     element("gammaPrime-hint").textContent = "No theorem of the paper links AsinhE with the other curves.";
@@ -442,7 +442,7 @@
     element("message").textContent = state.message;
   }
 
-  // ---- changes ------------------------------------------------------------------------------------------------------
+  // ---- events -------------------------------------------------------------------------------------------------------
 
   function render() {
     const { values, notes } = current();
@@ -450,7 +450,7 @@
     const { value } = bound(state.curve, values);
     const after = lists.map((one) => one.map(value));
     showControls(values, notes);
-    tell(values, notes, lists, after);
+    showResults(values, notes, lists, after);
     drawCurves(values);
     drawSpectra(values, lists, after);
   }
@@ -476,7 +476,7 @@
     }
   }
 
-  // If the link leads the picked curve out of its range, it stays at the end of it, and all others with it.
+  // If a link leads the selected curve out of its range, the curve stays at the end of the range.
   function comeBack() {
     const name = own();
     if (!LINKED.includes(name) || current().values[name] !== null) return "";
@@ -489,7 +489,7 @@
     const [low, high] = PARAMETERS[name].typed;
     const value = Number(text);
     if (text.trim() === "" || !(value >= low && value <= high)) {
-      changed(`${SIGNS[name]} has to be a number from ${shown(low)} to ${shown(high)}.`);
+      changed(`${SIGNS[name]} must be a number from ${shown(low)} to ${shown(high)}.`);
       return;
     }
     setParameter(name, value);
@@ -524,7 +524,7 @@
       if (state.signed) Object.assign(state, { source: "beta", axis: "linear" });
       changed();
     } else if (name === "source") {
-      // The eigenvalues of a run are nearly all small.
+      // Most eigenvalues of a run are small.
       Object.assign(state, { source: value, axis: value === "run" ? "log" : "linear" });
       changed();
     } else if (name === "companions") {

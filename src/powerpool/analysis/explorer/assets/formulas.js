@@ -1,6 +1,6 @@
 "use strict";
-// The formulas of the page: curves, links between their parameters, Beta spectra. Numbers in, numbers out; nothing here
-// knows of the page. Each is the formula of the Python function that its comment names, in the same stable form.
+// The formulas of the page: curves, links between their parameters, Beta spectra. They do not depend on the page. Each
+// is the formula of the Python function named in its comment, in the same numerically stable form.
 
 const Formulas = (() => {
   const E = Math.E;
@@ -10,7 +10,7 @@ const Formulas = (() => {
 
   // ---- curves: value and slope of a point and the parameter (powerpool.curves) --------------------------------------
 
-  // (1-d)^e. What 1 - d rounds away comes back as a factor.
+  // (1-d)^e, with a factor that corrects the round-off of 1 - d.
   function complementPower(d, exponent) {
     const rest = 1 - d;
     const lost = 1 - rest - d;
@@ -48,8 +48,8 @@ const Formulas = (() => {
   const hdp = {
     value: (p, theta) => (p > 0 ? Math.exp(-theta / p) : 0),
     slope(p, theta) {
-      if (1e4 * p <= theta) return 0; // e^-x is 0 long before; x e^-x is not to be inf * 0
-      // In two halves: e^-q may be subnormal, with few digits, where the slope is not.
+      if (1e4 * p <= theta) return 0; // avoids inf * 0; e^-x is 0 there
+      // In two factors: e^-q may be subnormal where the slope is not.
       const q = theta / p;
       const root = Math.exp(-q / 2);
       return ((q * root) / p) * root;
@@ -96,12 +96,12 @@ const Formulas = (() => {
   const etaPrimeOfEta = (eta) => -ALIGNMENT / Math.expm1(LOG_COMPLEMENT / eta);
   const etaOfEtaPrime = (etaPrime) => LOG_COMPLEMENT / Math.log1p(-ALIGNMENT / etaPrime);
 
-  // All parameters that belong to one of them, each null where a theorem does not reach, and why.
+  // All parameters linked to one of them; null where no theorem applies, with the reason in notes.
   //   t, gamma -> eta by Eq. t_par;  eta -> t by Eq. eta_par;  eta <-> eta' by Remark maxexp_sigmoid
   function linked(name, value) {
     const notes = {};
     if (name === "etaPrime" && value <= ALIGNMENT) {
-      const why = `needs η′ > ${ALIGNMENT.toFixed(3)}: below, SigmE bends most beyond p = 1`;
+      const why = `needs η′ > ${ALIGNMENT.toFixed(3)}: below it, the largest curvature of SigmE is beyond p = 1`;
       return { values: { t: null, eta: null, gamma: null, etaPrime: value }, notes: { t: why, eta: why, gamma: why } };
     }
     let eta;
@@ -119,12 +119,12 @@ const Formulas = (() => {
       gamma: name === "gamma" ? value : gammaOfT(t),
       etaPrime: name === "etaPrime" ? value : etaPrimeOfEta(eta),
     };
-    // A rounding of the last digit is no end of a theorem.
+    // Round-off of the last digit does not count.
     if (eta < 1 - 1e-12) {
       const found = Number(eta.toPrecision(3));
       const why = `the link gives η = ${found}, and MaxExp needs η ≥ 1`;
       if (name === "etaPrime") {
-        // Below eta = 1 the formula of t has a value, but is no bound.
+        // Below eta = 1 the formula of t has a value but is not a bound.
         Object.assign(values, { t: null, gamma: null });
         Object.assign(notes, { t: why, gamma: why });
       } else {
@@ -144,7 +144,7 @@ const Formulas = (() => {
     12.507343278686905, -0.13857109526572012, 9.9843695780195716e-6, 1.5056327351493116e-7,
   ];
 
-  // log Gamma(x) for x > 0, by the approximation of Lanczos.
+  // log Gamma(x) for x > 0, by the Lanczos approximation.
   function logGamma(x) {
     let sum = LANCZOS[0];
     for (let i = 1; i < LANCZOS.length; i += 1) sum += LANCZOS[i] / (x - 1 + i);
@@ -174,7 +174,7 @@ const Formulas = (() => {
     return result;
   }
 
-  // Logarithms of both tails of Beta(a, b) at the point with the log-odds z: small tails keep their digits.
+  // Logarithms of both tails of Beta(a, b) at the point with log-odds z, which keeps the precision of small tails.
   function betaTails(z, a, b, logB) {
     const logX = -Math.log1p(Math.exp(-z));
     const logY = -Math.log1p(Math.exp(z));
@@ -188,8 +188,8 @@ const Formulas = (() => {
     return { lower: Math.log1p(-Math.exp(upper)), upper, front };
   }
 
-  // The quantiles of Beta(a, b) at (i - 1/2)/n, rising. By Newton's method in the log-odds on the logarithm of the
-  // smaller tail, where the distribution is nearly a straight line, inside a bracket that only shrinks.
+  // The quantiles of Beta(a, b) at (i - 1/2)/n, ascending. Newton's method in the log-odds on the logarithm of the
+  // smaller tail, where the distribution is nearly linear, inside a shrinking bracket.
   function betaQuantiles(a, b, n) {
     const logB = logBeta(a, b);
     const result = new Float64Array(n);
@@ -216,9 +216,9 @@ const Formulas = (() => {
     return result;
   }
 
-  // ---- what is measured of a spectrum (powerpool.inspect.measures) --------------------------------------------------
+  // ---- measures of a spectrum (powerpool.analysis.measures) ---------------------------------------------------------
 
-  // exp(entropy) of the magnitudes as parts of their sum; 0 where all are 0.
+  // exp(entropy) of the magnitudes divided by their sum; 0 if all are 0.
   function effectiveRank(values) {
     let total = 0;
     for (const value of values) total += Math.abs(value);
@@ -231,7 +231,7 @@ const Formulas = (() => {
     return Math.exp(entropy);
   }
 
-  // Parts of the values between edges that rise, in percent; values beyond the ends count for the first and last one.
+  // Percentage of the values in each bin; values outside the edges count in the first and last bin.
   function histogram(values, edges) {
     const counts = new Float64Array(edges.length - 1);
     for (const value of values) {

@@ -1,4 +1,4 @@
-"""The page, made once, and the browser that it is opened in."""
+"""The page, written once, and the browser that opens it."""
 
 import json
 import shutil
@@ -27,7 +27,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="session")
 def explorer(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The file."""
+    """The page without a run."""
     path = tmp_path_factory.mktemp("explore") / "explore.html"
     write_page(path)
     return path
@@ -35,7 +35,7 @@ def explorer(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def inspection() -> Inspection:
-    """Features of 30 samples whose channels differ in size, below MaxExp on the spectrum."""
+    """Features of 30 samples with channels of different scale, and MaxExp on the spectrum."""
     generator = torch.Generator().manual_seed(0)
     features = torch.randn(30, 12, 40, generator=generator, dtype=torch.float64)
     return inspect_features(features * torch.logspace(0, -1.5, 12)[None, :, None], pp.MaxExp(eta=20), eps=0.0)
@@ -43,7 +43,7 @@ def inspection() -> Inspection:
 
 @pytest.fixture(scope="session")
 def run_spectra(inspection: Inspection) -> RunSpectra:
-    """Spectra whose title and notes would be markup, and scripts, if they were not escaped."""
+    """Spectra whose title and notes would be markup and scripts without escaping."""
     found = spectra_of(inspection)
     return RunSpectra(HOSTILE, (HOSTILE,), found.spectra, found.start, found.suggestion, found.rounding)
 
@@ -57,7 +57,7 @@ def run_explorer(tmp_path_factory: pytest.TempPathFactory, run_spectra: RunSpect
 
 @pytest.fixture
 def page(browser: Browser, explorer: Path) -> Iterator[Page]:
-    """The explorer in a new tab; nothing may have gone wrong at the end of the test."""
+    """The explorer in a new tab; at the end of the test there must be no errors and no requests."""
     with browser.open(explorer) as opened:
         yield opened
         assert opened.complaints() == []
@@ -66,7 +66,7 @@ def page(browser: Browser, explorer: Path) -> Iterator[Page]:
 
 @pytest.fixture(scope="session")
 def used_page(browser: Browser, explorer: Path) -> Iterator[Page]:
-    """A tab for tests that set all that they look at: a new one takes a second."""
+    """A shared tab for tests that set everything they depend on: a new one takes a second."""
     with browser.open(explorer) as opened:
         yield opened
         assert opened.complaints() == []
@@ -75,18 +75,30 @@ def used_page(browser: Browser, explorer: Path) -> Iterator[Page]:
 
 @pytest.fixture(scope="session")
 def javascript(request: pytest.FixtureRequest) -> Iterator[Callable[[str], Any]]:
-    """Evaluates an expression that may use the formulas of the page: in the page, or, without Chromium, in node."""
+    """Evaluates an expression with the formulas of the page: in Chromium, or else in node."""
     if find_chromium() is not None:
         yield request.getfixturevalue("used_page").evaluate
     elif (node := shutil.which("node")) is not None:
-        yield lambda expression: _in_node(node, expression)
+        yield from _run_node(node)
     else:
-        pytest.skip("FORMULAS OF THE EXPLORER NOT TESTED: there is neither Chromium nor node.")
+        pytest.skip("The formulas of the explorer are not tested: there is neither Chromium nor node.")
 
 
-def _in_node(node: str, expression: str) -> Any:
-    formulas = (
-        resources.files("powerpool.analysis.explorer").joinpath("assets", "formulas.js").read_text(encoding="utf-8")
-    )
-    script = f"{formulas};\nconsole.log(JSON.stringify({expression}));"
-    return json.loads(subprocess.run([node, "-"], input=script, capture_output=True, text=True, check=True).stdout)
+def _run_node(node: str) -> Iterator[Callable[[str], Any]]:
+    """One process for all expressions: each is a line of JSON, and so is its value."""
+    formulas = resources.files("powerpool.analysis.explorer").joinpath("assets", "formulas.js")
+    loop = "(line) => console.log(JSON.stringify(eval(JSON.parse(line))))"
+    listen = f"require('readline').createInterface(process.stdin).on('line', {loop})"
+    script = f"{formulas.read_text(encoding='utf-8')};\n{listen};"
+    with subprocess.Popen([node, "-e", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        send, receive = process.stdin, process.stdout
+
+        def evaluate(expression: str) -> Any:
+            send.write(json.dumps(expression) + "\n")
+            send.flush()
+            return json.loads(receive.readline())
+
+        yield evaluate
+        send.close()

@@ -1,4 +1,4 @@
-"""A curve that powerpool does not know, as someone may write one: g(p) = k p."""
+"""A curve that is not part of powerpool, as a user may write one: g(p) = k p."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import powerpool as pp
 
 class Straight(pp.Curve):
     parameter_name, minimum, domain = "k", 1e-3, (-float("inf"), float("inf"))
-    rounding = "nobody knows"  # a name that only FAHDP has
+    rounding = "unknown"  # an attribute of FAHDP
 
     def __init__(self, k: float) -> None:
         super().__init__(k, trace_normalize=True)

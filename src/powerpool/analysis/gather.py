@@ -1,4 +1,4 @@
-"""Feature sets go in one after the other; what is kept of them is small."""
+"""Feature sets are added one by one; only their spectra, a few numbers, and sums of matrices are kept."""
 
 from __future__ import annotations
 
@@ -17,13 +17,11 @@ from powerpool.errors import ArgumentError, ShapeError, require_choice
 from powerpool.functional import MODES, Mode
 from powerpool.linalg.precision import at_least_float32
 from powerpool.solvers import Solver
-from powerpool.tasks.pooling import FeatureSet, Normalization
+from powerpool.tasks.pooling import SAMPLES, FeatureSet, Normalization
 from powerpool.tasks.spectra import is_silent, shares
 
-SAMPLES = 200
-"""How many samples are looked at where nobody says."""
-FIRED = 5
-"""In how many samples a feature has to fire for its burstiness to be told."""
+FEWEST_ACTIVE = 5
+"""Burstiness is reported for features that are active in at least this many samples."""
 
 
 def inspect_features(
@@ -38,11 +36,11 @@ def inspect_features(
     trace_power: float = 0.0,
     slope: float = 0.0,
 ) -> Inspection:
-    """What second-order pooling sees in features, and what a normalization does to it.
+    """Analyse features before and after second-order pooling with a normalization.
 
     Args:
         features: ``(S, C, N)``, maps ``(S, C, H, W)``, or a list of ``(C, N_s)``; one set for each sample.
-        curve: a curve, its name, or None for plain second-order pooling.
+        curve: a curve, its name, or None for second-order pooling without a curve.
         mode, beta, coordinates, solver, eps, trace_power, slope: see :func:`powerpool.second_order_pool`.
 
     Example:
@@ -54,19 +52,19 @@ def inspect_features(
     require_choice(mode, MODES, "mode")
     own = None if curve is None else curves.resolve(curve)
     name = "SOP" if own is None else f"SOP+{'Spec' if mode == 'spectral' else ''}{type(own).__name__}"
-    gathering = Gathering(
-        Normalization(name, own, mode, beta, solver, eps, trace_power, slope), max(1, len(_sets(features)))
-    )
-    gathering.extend(FeatureSet(one, coordinates) for one in _sets(features))
-    return gathering.result("the features given")
+    sets = _split_samples(features)
+    normalization = Normalization(name, own, mode, beta, solver, eps, trace_power, slope)
+    gathering = Gathering(normalization, max(1, len(sets)))
+    gathering.extend(FeatureSet(one, coordinates) for one in sets)
+    return gathering.result("the given features")
 
 
 class Gathering:
-    """Takes feature sets until it has as many as it wants.
+    """Collects feature sets up to a number of samples.
 
     Args:
-        normalization: of the pool that they go into.
-        samples: how many to take; further ones are left out.
+        normalization: of the pool that the features are for.
+        samples: how many to take; further ones are ignored.
     """
 
     def __init__(self, normalization: Normalization, samples: int = SAMPLES) -> None:
@@ -82,7 +80,7 @@ class Gathering:
 
     @property
     def is_full(self) -> bool:
-        """Whether there are enough."""
+        """Whether there are enough samples."""
         return self.seen >= self.samples
 
     def extend(self, sets: Iterable[FeatureSet]) -> None:
@@ -94,23 +92,22 @@ class Gathering:
 
     @torch.no_grad()
     def add(self, one: FeatureSet) -> None:
-        """Add a set. One without any energy is counted and left out: it has no spectrum."""
+        """Add a set. A set without energy has no spectrum: it is counted and skipped."""
         features = at_least_float32(one.features.detach()).cpu()
         coordinates = None if one.coordinates is None else one.coordinates.detach().to("cpu", features.dtype)
         require_features(features)
         if features.ndim != 2:
-            raise ShapeError(f"A set of features has the shape (C, N) (got {tuple(features.shape)}).")
+            raise ShapeError(f"A feature set must have the shape (C, N) (got {tuple(features.shape)}).")
         if self._repetition is None:
             self._repetition, self._channels = Repetition(len(features)), len(features)
         if len(features) != self._channels:
             raise ShapeError(
-                f"All sets must have the same channels (got {len(features)} after {self._channels}). Look at the pools "
-                "of a model one after the other."
+                f"All feature sets must have the same number of channels (got {len(features)} after {self._channels})."
             )
         self.seen += 1
-        prepared, own = FeatureSet(features, coordinates, one.is_centred), self.normalization
-        moment = own.moment(*prepared)
-        matrix = None if own.is_first_order else own.matrix(*prepared)
+        prepared, pool = FeatureSet(features, coordinates, one.is_centred), self.normalization
+        moment = pool.moment(*prepared)
+        matrix = None if pool.is_first_order else pool.matrix(*prepared)
         if is_silent(features, moment) or (matrix is not None and not bool(matrix.any())):
             return
         self._repetition.add(features)
@@ -123,24 +120,23 @@ class Gathering:
         self._locations.append(features.shape[1])
 
     def result(self, source: str, notes: Sequence[str] = ()) -> Inspection:
-        """What was found.
+        """Return the measures and suggestions.
 
         Args:
-            source: where the samples are from, in words.
-            notes: what a reader has to know beside.
+            source: a description of the samples.
+            notes: remarks for the reader.
         """
         if not self._locations or self._repetition is None:
             raise ArgumentError(
-                f"There is nothing to look at: of {self.seen} samples of {source}, none has features with any energy "
-                "before and after the curve. Give the model data as it was trained on."
+                f"None of the {self.seen} samples of {source} has features with energy before and after the curve. "
+                "Give the model data such as it was trained on."
             )
         before, trace = self._before.side(), torch.stack(self._traces)
-        skipped = self.seen - len(self._locations)
-        said, curve = list(notes), self.normalization.curve
+        skipped, remarks, curve = self.seen - len(self._locations), list(notes), self.normalization.curve
         if skipped:
-            said.append(f"{skipped} samples were left out: they have no features, or none that the curve keeps.")
+            remarks.append(f"{skipped} of {self.seen} samples were skipped: their features or matrices are all zero.")
         if curve is not None and not Suggestion.knows(curve):
-            said.append(f"{type(curve).__name__} is a curve of your own, for which no parameter can be suggested.")
+            remarks.append(f"No parameter can be suggested for {type(curve).__name__}, which is a custom curve.")
         return Inspection(
             source=source,
             normalization=self.normalization,
@@ -149,17 +145,17 @@ class Gathering:
             skipped=skipped,
             before=before,
             after=None if self.normalization.is_first_order else self._after.side(),
-            burstiness=self._repetition.value(FIRED),
+            burstiness=self._repetition.value(FEWEST_ACTIVE),
             suggestions={
                 "spectral": suggest(before.spectra, trace, "spectral"),
                 "elementwise": suggest(torch.stack(self._diagonals), trace, "elementwise"),
             },
-            notes=tuple(said),
+            notes=tuple(remarks),
         )
 
 
 class _Matrices:
-    """What is kept of one matrix after the other."""
+    """Spectra and numbers of matrices, and the sum of their correlations."""
 
     def __init__(self) -> None:
         self._spectra: list[Tensor] = []
@@ -169,14 +165,13 @@ class _Matrices:
 
     def add(self, matrix: Tensor) -> None:  # shape: (C', C')
         eigenvalues, correlation = torch.linalg.eigvalsh(matrix), correlations(matrix)
-        # A moment is positive: what is below 0 is round-off there, and tiny. A curve of entries may leave more.
+        # Negative eigenvalues of a moment are round-off. Element-wise curves can leave larger ones.
         size = eigenvalues.abs().sum()
         noise = len(matrix) * torch.finfo(torch.float32).eps * eigenvalues.abs().max()
         negative = -eigenvalues[eigenvalues < -noise].sum() / size
+        inequality = gini(matrix.diagonal().clamp(min=0))
         self._spectra.append(shares(eigenvalues))
-        self._numbers.append(
-            torch.stack([negative, gini(matrix.diagonal().clamp(min=0)), mean_correlation(correlation)])
-        )
+        self._numbers.append(torch.stack([negative, inequality, mean_correlation(correlation)]))
         known = ~correlation.isnan()
         filled = torch.where(known, correlation, 0.0)
         self._total = filled if self._total is None else self._total + filled
@@ -189,8 +184,8 @@ class _Matrices:
         return Side(torch.stack(self._spectra), negative, inequality, correlation, self._total / self._known)
 
 
-def _sets(features: Tensor | Sequence[Tensor]) -> Sequence[Tensor]:
-    """One (C, N) tensor for each sample."""
+def _split_samples(features: Tensor | Sequence[Tensor]) -> Sequence[Tensor]:
+    """Return one (C, N) tensor for each sample."""
     if not isinstance(features, Tensor):
         return features
     if features.ndim not in (3, 4):

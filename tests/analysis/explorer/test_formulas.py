@@ -1,4 +1,4 @@
-"""The formulas of the page, run as JavaScript, against the Python functions that they stand for."""
+"""The formulas of the page, run as JavaScript, against the Python functions."""
 
 import json
 import math
@@ -20,8 +20,8 @@ Script = Callable[[str], Any]
 GENERATOR = np.random.default_rng(0)
 
 
-def logarithmic(low: float, high: float, count: int = 25) -> list[float]:
-    """Both ends, and numbers between them, evenly by their logarithm."""
+def logarithmic(low: float, high: float, count: int = 12) -> list[float]:
+    """Both ends, and random numbers between them, uniform in the logarithm."""
     drawn = np.exp(GENERATOR.uniform(math.log(low), math.log(high), count))
     return [low, high, *drawn.tolist()]
 
@@ -50,7 +50,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_curves_and_slopes_are_those_of_python(javascript: Script, case: str) -> None:
+def test_curves_and_slopes_match_python(javascript: Script, case: str) -> None:
     name, options, make, parameters, points = CASES[case]
     found = javascript(
         f"(() => {{ const curve = Formulas.curve({json.dumps(name)}, {json.dumps(options)});"
@@ -62,9 +62,9 @@ def test_curves_and_slopes_are_those_of_python(javascript: Script, case: str) ->
     for method, rows in zip(("value", "derivative"), found, strict=True):
         for parameter, row in zip(parameters, rows, strict=True):
             expected = getattr(make(parameter), method)(p)
-            ours = torch.tensor([float(one) for one in row], dtype=torch.float64)  # "Infinity" is a float, too
-            said = f"{method} at {parameter}:\n"
-            torch.testing.assert_close(ours, expected, rtol=RELATIVE, atol=1e-290, msg=lambda text, at=said: at + text)
+            ours = torch.tensor([float(one) for one in row], dtype=torch.float64)  # also "Infinity"
+            place = f"{method} at {parameter}:\n"
+            torch.testing.assert_close(ours, expected, rtol=RELATIVE, atol=1e-290, msg=lambda text, at=place: at + text)
 
 
 LINKS = {
@@ -79,15 +79,10 @@ LINKS = {
 
 
 @pytest.mark.parametrize("name", LINKS)
-def test_links_are_those_of_python(javascript: Script, name: str) -> None:
+def test_links_match_python(javascript: Script, name: str) -> None:
     function, values = LINKS[name]
     found = javascript(f"{json.dumps(values)}.map(Formulas.{name})")
     np.testing.assert_allclose(found, [function(value) for value in values], rtol=RELATIVE)
-
-
-def test_whole_etas_and_early_times_do_not_overflow(javascript: Script) -> None:
-    found = javascript("[Formulas.tOfEta(1e6), Formulas.tOfEta(1e8), Formulas.etaOfT(1e-8), Formulas.etaOfT(1e3)]")
-    assert all(0 < value < math.inf for value in found)
 
 
 def linked(javascript: Script, name: str, value: float) -> tuple[dict[str, float | None], dict[str, str]]:
@@ -95,67 +90,56 @@ def linked(javascript: Script, name: str, value: float) -> tuple[dict[str, float
     return found["values"], found["notes"]
 
 
-@pytest.mark.parametrize("eta", [1.0, 2.0, 50.0, 1e6])
-def test_all_follow_eta(javascript: Script, eta: float) -> None:
-    values, notes = linked(javascript, "eta", eta)
-    t = theory.t_of_eta(eta)
+@pytest.mark.parametrize(
+    "name, value, eta, t",
+    [
+        ("eta", 1.0, 1.0, theory.t_of_eta(1.0)),
+        ("eta", 1e6, 1e6, theory.t_of_eta(1e6)),
+        ("t", 1e-8, theory.eta_of_t(1e-8), 1e-8),
+        ("t", 0.41, theory.eta_of_t(0.41), 0.41),
+        ("gamma", theory.gamma_of_t(0.01), theory.eta_of_t(0.01), 0.01),
+        ("etaPrime", 50.0, theory.eta_of_eta_prime(50.0), theory.t_of_eta(theory.eta_of_eta_prime(50.0))),
+    ],
+)
+def test_linked_parameters_follow(javascript: Script, name: str, value: float, eta: float, t: float) -> None:
+    values, notes = linked(javascript, name, value)
     expected = {"t": t, "eta": eta, "gamma": theory.gamma_of_t(t), "etaPrime": theory.eta_prime_of_eta(eta)}
     assert values == pytest.approx(expected, rel=RELATIVE)
-    assert notes == {}
-
-
-@pytest.mark.parametrize("name", ["t", "gamma"])
-@pytest.mark.parametrize("t", [1e-8, 0.01, 0.41])
-def test_all_follow_the_time(javascript: Script, name: str, t: float) -> None:
-    values, notes = linked(javascript, name, t if name == "t" else theory.gamma_of_t(t))
-    eta = theory.eta_of_t(t)
-    expected = {"t": t, "eta": eta, "gamma": theory.gamma_of_t(t), "etaPrime": theory.eta_prime_of_eta(eta)}
-    assert values == pytest.approx(expected, rel=RELATIVE)
-    assert notes == {}
-
-
-def test_all_follow_eta_prime(javascript: Script) -> None:
-    values, notes = linked(javascript, "etaPrime", 50.0)
-    eta = theory.eta_of_eta_prime(50.0)
-    t = theory.t_of_eta(eta)
-    assert values == pytest.approx({"t": t, "eta": eta, "gamma": math.e * t, "etaPrime": 50.0}, rel=RELATIVE)
     assert notes == {}
 
 
 @pytest.mark.parametrize(
     "name, value, lost",
     [
-        ("t", 0.42, {"eta", "etaPrime"}),  # eta(t) is below 1
+        ("t", 0.42, {"eta", "etaPrime"}),  # eta(t) < 1
         ("gamma", 3.0, {"eta", "etaPrime"}),
-        ("etaPrime", 2.0, {"t", "eta", "gamma"}),  # meets an eta below 1
-        ("etaPrime", 1.317, {"t", "eta", "gamma"}),  # meets nothing
+        ("etaPrime", 2.0, {"t", "eta", "gamma"}),  # eta < 1
+        ("etaPrime", 1.317, {"t", "eta", "gamma"}),  # no eta
     ],
 )
-def test_beyond_a_theorem_there_is_no_value_but_a_reason(
-    javascript: Script, name: str, value: float, lost: set[str]
-) -> None:
+def test_no_value_where_a_theorem_does_not_apply(javascript: Script, name: str, value: float, lost: set[str]) -> None:
     values, notes = linked(javascript, name, value)
     assert {key for key, found in values.items() if found is None} == lost == set(notes)
     assert all("η ≥ 1" in note or "1.317" in note for note in notes.values())
     assert values[name] == value
 
 
-@pytest.mark.parametrize("a, b", [(2.0, 10.0), (0.1, 5.0), (0.2, 0.2), (20.0, 0.2), (100.0, 100.0), (1.0, 1.0)])
+@pytest.mark.parametrize("a, b", [(2.0, 10.0), (0.1, 5.0), (20.0, 0.2), (100.0, 100.0)])
 def test_quantiles_of_beta_spectra(javascript: Script, a: float, b: float) -> None:
     found = javascript(f"Array.from(Formulas.betaQuantiles({a}, {b}, 200))")
     np.testing.assert_allclose(found, stats.beta.ppf((np.arange(200) + 0.5) / 200, a, b), rtol=RELATIVE)
 
 
-def test_effective_rank_is_that_of_inspect(javascript: Script) -> None:
+def test_effective_rank_matches_python(javascript: Script) -> None:
     values = [0.5, -0.3, 0.1, 0.0, 1e-9]
     found = javascript(f"[Formulas.effectiveRank({values}), Formulas.effectiveRank([0, 0])]")
     assert found[0] == pytest.approx(
         effective_rank(shares(torch.tensor(values, dtype=torch.float64))).item(), rel=1e-12
     )
-    assert found[1] == 0  # and not NaN: a curve may leave only zeros
+    assert found[1] == 0  # not NaN: a curve may map all to 0
 
 
-def test_histograms_count_everything(javascript: Script) -> None:
+def test_histograms_count_all_values(javascript: Script) -> None:
     values, edges = GENERATOR.uniform(0, 1, 300).tolist(), np.linspace(0, 1, 11).tolist()
     values += [0.0, 1.0, edges[3]]
     found = javascript(f"Array.from(Formulas.histogram({values}, {edges}))")

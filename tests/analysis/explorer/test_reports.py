@@ -1,4 +1,4 @@
-"""The reports that are published with the repository, in a real browser."""
+"""The published reports in a real browser."""
 
 from pathlib import Path
 
@@ -6,16 +6,16 @@ import pytest
 
 from browser import Browser
 
-RESULTS = Path(__file__).parents[2] / "results"
+RESULTS = Path(__file__).parents[3] / "results"
 REPORTS = sorted(RESULTS.glob("*/report.html"))
 
 
-def test_there_are_reports() -> None:
+def test_reports_exist() -> None:
     assert REPORTS
 
 
 @pytest.mark.parametrize("report", REPORTS, ids=lambda path: path.parent.name)
-def test_a_report_loads_in_silence_and_shows_its_pictures(browser: Browser, report: Path) -> None:
+def test_report_loads_without_errors_and_shows_its_images(browser: Browser, report: Path) -> None:
     with browser.open(report) as page:
         assert page.complaints() == []
         assert page.requests() == []

@@ -1,4 +1,4 @@
-"""The file itself, without a browser: whole, sealed and escaped."""
+"""The file itself, without a browser: complete, closed against requests, and escaped."""
 
 import base64
 import hashlib
@@ -6,8 +6,8 @@ import html
 import json
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,7 +19,9 @@ from powerpool.analysis.explorer import RunSpectra, command, make_page, spectra_
 from powerpool.analysis.explorer.command import ExploreOptions
 from powerpool.analysis.explorer.page import json_in_html
 from powerpool.errors import ArgumentError, RecordError
-from tests.inspection.foreign import Straight
+from powerpool.tasks.pooling import Normalization
+from tests.analysis.custom_curve import Straight
+from tests.analysis.samples import make_features
 
 
 @pytest.fixture(scope="module")
@@ -27,15 +29,15 @@ def text(explorer: Path) -> str:
     return explorer.read_text(encoding="utf-8")
 
 
-def test_the_page_is_one_file(text: str) -> None:
+def test_page_is_one_file(text: str) -> None:
     own = re.sub(r"<script>.*?</script>", "", text, flags=re.DOTALL)
     assert len(own) < 50_000 < len(text)
     assert not re.search(r"(?:src|href|url|@import)\s*[=(]", own)
-    assert "<!--" not in own  # every place is filled
+    assert "<!--" not in own  # all placeholders are filled
     assert len(text) < 6_000_000
 
 
-def test_the_policy_allows_the_scripts_of_the_page_and_nothing_else(text: str) -> None:
+def test_policy_allows_only_the_scripts_of_the_page(text: str) -> None:
     scripts = re.findall(r"<script>(.*?)</script>", text, flags=re.DOTALL)
     digests = [base64.b64encode(hashlib.sha256(one.encode()).digest()).decode() for one in scripts]
     found = re.search(r'Content-Security-Policy" content="([^"]*)"', text)
@@ -49,7 +51,7 @@ def test_the_policy_allows_the_scripts_of_the_page_and_nothing_else(text: str) -
 
 def test_texts_of_a_run_are_escaped(run_spectra: RunSpectra) -> None:
     text = make_page(run_spectra)
-    assert text.count(html.escape(run_spectra.title)) == 3  # the title of the page, of the box, and the note
+    assert text.count(html.escape(run_spectra.title)) == 3  # page title, box and note
     assert "window.hacked = 1</script>" not in text
     data = re.search(r'id="run-data">(.*?)</script>', text, flags=re.DOTALL)
     assert data is not None
@@ -57,7 +59,7 @@ def test_texts_of_a_run_are_escaped(run_spectra: RunSpectra) -> None:
 
 
 @pytest.mark.parametrize("value", ["</script>", "<!--", "&lt;", "\u2028", {"</x>": ["<"]}])
-def test_json_survives_inside_html(value: Any) -> None:
+def test_json_in_html(value: Any) -> None:
     written = json_in_html(value)
     assert not set(written) & set("<>&\u2028")
     assert json.loads(written) == value
@@ -66,12 +68,7 @@ def test_json_survives_inside_html(value: Any) -> None:
 # ---- spectra of a run ------------------------------------------------------------------------------------------------
 
 
-def features(samples: int = 6, channels: int = 5) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(1)
-    return 3 * torch.rand(samples, channels, 20, generator=generator, dtype=torch.float64)
-
-
-def test_spectra_are_those_of_the_inspection(inspection: Inspection) -> None:
+def test_spectra_match_the_inspection(inspection: Inspection) -> None:
     found = spectra_of(inspection)
     torch.testing.assert_close(
         torch.tensor(found.spectra, dtype=torch.float64), inspection.before.spectra, rtol=1e-6, atol=1e-12
@@ -80,8 +77,8 @@ def test_spectra_are_those_of_the_inspection(inspection: Inspection) -> None:
     assert found.notes == ()
 
 
-def test_a_large_run_is_cut_and_says_so() -> None:
-    found = spectra_of(inspect_features(features()), largest=11)
+def test_large_run_is_shortened() -> None:
+    found = spectra_of(inspect_features(make_features(6)), largest=13)
     assert len(found.spectra) == 2
     assert "first 2 of 6" in found.notes[0]
 
@@ -96,105 +93,105 @@ def test_a_large_run_is_cut_and_says_so() -> None:
         (pp.FAHDP(0.2, rounding="round"), ("fahdp", 0.2)),
     ],
 )
-def test_the_page_begins_with_the_curve_of_the_run(curve: pp.curves.Curve, start: tuple[str, float]) -> None:
-    found = spectra_of(inspect_features(features(), curve))
+def test_start_is_the_curve_of_the_run(curve: pp.curves.Curve, start: tuple[str, float]) -> None:
+    found = spectra_of(inspect_features(make_features(6), curve))
     assert found.start == start
     assert found.notes == ()
     assert found.rounding == ("round" if start[0] == "fahdp" else None)
 
 
 @pytest.mark.parametrize("curve", [pp.AsinhE(4.0), pp.SigmE(4.0, trace_normalize=False)])
-def test_a_curve_that_does_not_divide_by_the_trace_is_told_it(curve: pp.curves.Curve) -> None:
-    given = features()
+def test_parameter_without_trace_normalization_is_scaled(curve: pp.curves.Curve) -> None:
+    given = make_features(6)
     trace = (given.square().sum((1, 2)) / given.shape[2]).mean().item()
     found = spectra_of(inspect_features(given, curve))
     assert found.start[1] == pytest.approx(4.0 * trace)
-    assert "does not divide by the trace" in found.notes[0]
-    # In parts of the trace AsinhE bends where MaxExp does.
+    assert f"{trace:.3g}" in found.notes[0]
     assert found.suggestion["asinhe"] == pytest.approx(found.suggestion["maxexp"])
 
 
-def test_a_curve_of_ones_own_begins_with_another() -> None:
-    found = spectra_of(inspect_features(features(), Straight(3.0)))
+def test_custom_curve_starts_with_a_suggestion() -> None:
+    found = spectra_of(inspect_features(make_features(6), Straight(3.0)))
     assert found.start == ("maxexp", found.suggestion["maxexp"])
-    assert "cannot draw the curve of the run, Straight" in found.notes[-1]
+    assert "Straight" in found.notes[0]
     assert found.rounding is None
 
 
+def test_first_order_and_several_parameters_start_with_a_suggestion() -> None:
+    found = inspect_features(make_features(6))
+    for normalization, curve in (
+        (Normalization("several", pp.Gamma(torch.full((6,), 0.5))), "gamma"),
+        (Normalization("FOP", pp.AsinhE(4.0), is_first_order=True), "maxexp"),
+    ):
+        spectra = spectra_of(replace(found, normalization=normalization))
+        assert spectra.start == (curve, spectra.suggestion[curve])
+        assert len(spectra.notes) == 1
+
+
 @pytest.mark.parametrize("kind", pp.curves.CURVES.values())
-def test_every_curve_of_powerpool_can_be_drawn(kind: Any) -> None:
-    assert not any("cannot draw" in note for note in spectra_of(inspect_features(features(), kind(1.0))).notes)
+def test_every_curve_can_be_drawn(kind: Any) -> None:
+    found = spectra_of(inspect_features(make_features(6), kind(2.0)))
+    assert found.start[1] != found.suggestion[found.start[0]]
 
 
-def test_what_the_page_cannot_show_is_said() -> None:
-    beside = spectra_of(inspect_features(features(), pp.MaxExp(5), trace_power=0.5, slope=0.25))
-    assert beside.notes == ("The page leaves out what the run does beside its curve: trace power 0.5 and slope 0.25.",)
-    plain = spectra_of(inspect_features(features()))
+def test_omitted_settings_are_noted() -> None:
+    found = spectra_of(inspect_features(make_features(6), pp.MaxExp(5), trace_power=0.5, slope=0.25))
+    assert "trace power 0.5, slope 0.25" in found.notes[0]
+    plain = spectra_of(inspect_features(make_features(6)))
     assert plain.start == ("maxexp", plain.suggestion["maxexp"])
-    assert "no curve" in plain.notes[0]
-    entries = spectra_of(inspect_features(features(), pp.MaxExp(5), "elementwise"))
-    assert "entry by entry" in entries.notes[0]
+    entries = spectra_of(inspect_features(make_features(6), pp.MaxExp(5), "elementwise"))
+    assert "entries" in entries.notes[0]
     assert entries.start == ("maxexp", 5.0)
 
 
 # ---- the command -----------------------------------------------------------------------------------------------------
 
 
-def test_the_command_writes_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_writes_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "new folder" / "page.html"
     command.run(ExploreOptions(out=out))
     assert out.read_text(encoding="utf-8").startswith("<!doctype html>")
     assert [file.name for file in out.parent.iterdir()] == ["page.html"]
-    said = capsys.readouterr().out
-    assert str(out) in said
-    assert "file:///" in said
+    assert out.as_uri() in capsys.readouterr().out
 
 
-def test_the_command_shows_a_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inspection: Inspection, capsys: pytest.CaptureFixture[str]
-) -> None:
-    asked = []
-    monkeypatch.setattr(command, "open_run", lambda *given: asked.append(given) or SimpleNamespace(count=30))
-    monkeypatch.setattr(command, "look", lambda source, watch: watch(source.count) or inspection)
-    command.run(ExploreOptions(out=tmp_path / "page.html", run="runs/one", samples=7, split="test"))
-    ((folder, which),) = asked
-    assert (folder, which.samples, which.split) == ("runs/one", 7, "test")
+def test_command_with_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inspection: Inspection) -> None:
+    given = []
+    monkeypatch.setattr(command, "inspect_with_progress", lambda *arguments: given.append(arguments) or inspection)
+    options = ExploreOptions(out=tmp_path / "page.html", run="runs/one", samples=7, split="test")
+    command.run(options)
+    assert given == [("runs/one", options)]
     assert html.escape(inspection.headline()) in (tmp_path / "page.html").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(
     "options, message",
     [
-        ({"out": Path("page.txt")}, "ends in .html"),
+        ({"out": Path("page.txt")}, ".html"),
         ({"samples": 0}, "samples"),
-        ({"seed": -1}, "seed"),
         ({"data": "MUTAG"}, "--run"),
         ({"split": "test"}, "--run"),
     ],
 )
-def test_bad_options_are_refused(options: dict[str, Any], message: str) -> None:
+def test_bad_options(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ArgumentError, match=re.escape(message)):
         ExploreOptions(**options)
 
 
-def test_a_folder_is_no_file(tmp_path: Path) -> None:
-    folder = tmp_path / "page.html"
-    folder.mkdir()
-    with pytest.raises(ArgumentError, match="is a folder"):
-        ExploreOptions(out=folder)
-
-
-def test_plotly_is_missed_before_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command, "open_run", lambda *_: pytest.fail("the work began"))
+def test_missing_plotly_is_found_before_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "inspect_with_progress", lambda *_: pytest.fail("the work began"))
     for name in ("plotly", "plotly.offline"):
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(ModuleNotFoundError, match="plotly"):
         command.run(ExploreOptions(out=tmp_path / "page.html", run="runs/one"))
 
 
-def test_a_run_that_is_not_there(tmp_path: Path) -> None:
+def test_failed_command_leaves_the_old_page(tmp_path: Path) -> None:
     out = tmp_path / "page.html"
     out.write_text("old", encoding="utf-8")
-    with pytest.raises(RecordError, match="no run folder"):
+    with pytest.raises(RecordError, match="none"):
         command.run(ExploreOptions(out=out, run=str(tmp_path / "none")))
     assert out.read_text(encoding="utf-8") == "old"
+    (tmp_path / "folder.html").mkdir()
+    with pytest.raises(RecordError, match=r"folder\.html"):
+        command.run(ExploreOptions(out=tmp_path / "folder.html"))
