@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,7 +35,7 @@ def draw_plots(found: Inspection, folder: Path) -> list[Path]:
     for name, (draw, size) in drawings.items():
         paths = [folder / f"{name}{suffix}" for suffix in (".png", ".svg")]
         # Text that is not drawn as paths makes an SVG ten times smaller.
-        save(lambda figure, draw=draw: draw(found, figure), paths, size, style={"svg.fonttype": "none"})
+        save(partial(draw, found), paths, size, style={"svg.fonttype": "none"})
         files += paths
     return files
 
