@@ -11,17 +11,22 @@ import torch
 
 from powerpool.analysis import Samples, inspect_run
 from powerpool.analysis.runs import open_source
-from powerpool.data import load_graphs
+from powerpool.data import Crops, load_graphs
 from powerpool.errors import ArgumentError, RecordError
 from powerpool.runs.config import read_recipe
-from powerpool.runs.folder import CONFIG, MODEL, open_run, save_model
+from powerpool.runs.folder import CONFIG, MODEL, DataIdentity, open_run, save_model
 from powerpool.tasks.graph.config import ModelConfig
 from powerpool.tasks.graph.inference import ModelSpec, load_run
 from powerpool.tasks.graph.model import GraphClassifier
 from powerpool.tasks.graph.options import RunConfig
 from powerpool.tasks.graph.task import TASK, make_fold
+from powerpool.tasks.vision.config import PoolConfig, VisionConfig
+from powerpool.tasks.vision.extraction import extract, read_images
+from powerpool.tasks.vision.inference import TrainedModel
+from powerpool.tasks.vision.model import ImageClassifier
 from powerpool.vectorize import to_vector
 from tests.fixtures.store import HERE
+from tests.tasks.vision.samples import tiny_backbone, use_tiny, write_images
 from tests.tolerances import tolerance
 
 OLD_RUNS = HERE / "runs"
@@ -86,6 +91,24 @@ def test_first_order_model(tmp_path):
     assert found.to_dict()["order"] == 1
     assert "MaxExp with eta" in found.advice()
     assert "first-order" in found.markdown()
+
+
+def test_stored_features_of_images_are_used_if_there_are_any(tmp_path, monkeypatch):
+    use_tiny(monkeypatch)
+    monkeypatch.setenv("POWERPOOL_CACHE", str(tmp_path / "cache"))
+    data = write_images(tmp_path / "stripes", count=6)
+    config = VisionConfig(str(data), backbone="tiny", crops=Crops(size=32, count=2, resize=32), workers=0)
+    images, _ = read_images(config)
+    open_run(tmp_path, config, DataIdentity(images.name, images.digest), task="vision")
+    network = ImageClassifier(tiny_backbone(), PoolConfig("SOP+SC+SpecMaxExpF"), len(images.classes))
+    TrainedModel(network, images.classes, config.crops).save(tmp_path)
+    computed = inspect_run(tmp_path, Samples(samples=4))
+    assert (computed.channels, computed.locations[0]) == (6 + 2 * 5, 72)
+    extract(config, images)
+    stored = inspect_run(tmp_path, Samples(samples=4))
+    assert stored.source == f"{computed.source}, stored features"
+    torch.testing.assert_close(stored.before.spectra, computed.before.spectra, rtol=0.05, atol=1e-3)  # half precision
+    assert inspect_run(tmp_path, Samples(data=str(data), samples=30)).samples == 18
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib import metadata
@@ -156,6 +156,21 @@ def open_features(folder: str | Path) -> Features:
         {name: torch.tensor(split["targets"]) for name, split in splits.items()},
         stores,
     )
+
+
+def find_features(data_digest: str, backbone_digest: str, crops: Crops) -> Features | None:
+    """Return the newest features in the cache for these images, backbone and crops; None if there are none."""
+    facts = {"data_digest": data_digest, "backbone_digest": backbone_digest, "crops": crops.config}
+    files = sorted(cache_folder("features").glob(f"*/{ITEMS}"), key=lambda path: -path.stat().st_mtime)
+    return next((found for file in files if (found := _open_if_same(file, facts)) is not None), None)
+
+
+def _open_if_same(file: Path, wanted: Mapping[str, Any]) -> Features | None:
+    try:
+        facts = read_json(file)["facts"]
+        return open_features(file.parent) if {name: facts[name] for name in wanted} == wanted else None
+    except (RecordError, KeyError, TypeError):  # of another version, or incomplete
+        return None
 
 
 class Frozen:

@@ -16,13 +16,23 @@ from powerpool.errors import ArgumentError, RecordError
 from powerpool.integrations.backbones import Backbone, fold_batch_norm, load_backbone
 from powerpool.runs.config import read_recipe
 from powerpool.runs.environment import environment
-from powerpool.runs.folder import CONFIG, MODEL, build_network, is_data_of, read_model, save_model
+from powerpool.runs.folder import (
+    CONFIG,
+    MODEL,
+    DataIdentity,
+    build_network,
+    is_data_of,
+    read_identity,
+    read_model,
+    save_model,
+)
 from powerpool.runs.record import Confusion, Spectrum
 from powerpool.runs.typed import Json, to_json
 from powerpool.tasks.base import Evaluation, Predictions, TextTable, Watch, confusion_matrix
+from powerpool.tasks.pooling import FeatureSource, Samples
 from powerpool.tasks.spectra import mean_spectrum, spread_out
 from powerpool.tasks.vision.config import RENAMED_PARAMETERS, PoolConfig, VisionConfig, require_crops
-from powerpool.tasks.vision.extraction import Frozen, choose_device, read_images, stream_maps
+from powerpool.tasks.vision.extraction import Frozen, choose_device, find_features, read_images, stream_maps
 from powerpool.tasks.vision.model import ImageClassifier
 from powerpool.tasks.vision.options import EvaluateOptions, PredictOptions
 
@@ -352,3 +362,33 @@ def _prediction_table(names: Sequence[str], probabilities: Tensor, classes: Sequ
         rows.append((name, classes[places[0]], f"{100 * values[0]:.1f} %", ", ".join(listed[1:])))
     columns = ("image", "class", "probability", "next")
     return TextTable("", columns, tuple(rows), (columns[0], columns[1], columns[3]))
+
+
+# ---- analysis --------------------------------------------------------------------------------------------------------
+
+
+def feature_source(folder: Path, samples: Samples) -> FeatureSource:
+    """Return the features that the pool of a run gets, one set for each drawn image; stored ones if there are any."""
+    model, identity = load_run(folder, download=samples.download), read_identity(folder)
+    pool, data = model.network.pool, None
+    if samples.data is None and identity is not None and not model.is_trained:
+        stored = find_features(identity.digest, model.backbone.digest(), model.crops)
+        if stored is not None:
+            maps = stored.maps(samples.split)
+            drawn = samples.draw(torch.arange(len(maps))).tolist()
+            name = f"the {samples.split} images of {identity.name}, stored features"
+            return FeatureSource(pool.normalization, (pool.feature_set(maps[row]) for row in drawn), len(drawn), name)
+    if samples.data is not None:
+        whole = Splits(validation=0.0, test=0.0)
+        images = load_images(samples.data, samples.data_root, download=samples.download, splits=whole)
+        first, *others = images.splits.values()
+        split, name = sum(others, start=first), f"all images of {images.name}"
+    else:
+        config = read_recipe(folder / CONFIG, VisionConfig)
+        config = replace(config, data_root=samples.data_root or config.data_root, download=samples.download)
+        images = read_images(config)[0]
+        split, name = images[samples.split], f"the {samples.split} images of {images.name}"
+        data = DataIdentity(images.name, images.digest)
+    chosen = split.select(samples.draw(torch.arange(len(split))).tolist())
+    sets = (pool.feature_set(maps) for part in model._maps(chosen, 0, "auto") for maps in part)
+    return FeatureSource(pool.normalization, sets, len(chosen), name, data)

@@ -121,7 +121,7 @@ class SetPool(nn.Module):
     def normalization(self) -> Normalization:
         """What is done to it."""
         if self.method.order != "second":
-            return Normalization(self.config.method, self.curve, self.method.mode, is_first_order=True)
+            return Normalization(self.config.method, self.curve, is_first_order=True)
         return Normalization(self.config.method, self.curve, self.method.mode, self.config.beta, self.solver)
 
 

@@ -38,12 +38,13 @@ from powerpool.tasks.base import (
     round_curve,
 )
 from powerpool.tasks.methods import VISION_METHODS, unused_settings
+from powerpool.tasks.pooling import FeatureSource, Samples
 from powerpool.tasks.vision import frozen
 from powerpool.tasks.vision.config import PROTOCOLS, GridConfig, PoolConfig, VisionConfig, grid_names, grid_values
 from powerpool.tasks.vision.extraction import SPLITS, Features, extract, open_features, read_images
 from powerpool.tasks.vision.finetuning import FineTuned, fine_tune
 from powerpool.tasks.vision.frozen import FrozenFit, FrozenModel
-from powerpool.tasks.vision.inference import TrainedModel, evaluate, predict
+from powerpool.tasks.vision.inference import TrainedModel, evaluate, feature_source, predict
 from powerpool.tasks.vision.linear import score
 from powerpool.tasks.vision.model import ImageClassifier
 from powerpool.tasks.vision.options import EvaluateOptions, PredictOptions, ReproduceOptions
@@ -260,6 +261,9 @@ class VisionTask(Task[VisionConfig, Data, Fit, Model]):
 
     def predict(self, options: PredictOptions, watch: Watch) -> Predictions:
         return predict(options, watch)
+
+    def feature_source(self, folder: Path, samples: Samples) -> FeatureSource:
+        return feature_source(folder, samples)
 
     # ---- commands ----
 
