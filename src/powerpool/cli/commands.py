@@ -29,7 +29,7 @@ def train(options: Any) -> None:
         data = task.load(config, watch)
     (protocol,) = options.protocols
     folder = Path(options.out or options.default_folder(task.identity(data).name))
-    for remark in task.remarks(config, data):
+    for remark in (*task.data_remarks(data), *task.remarks(config, data)):
         note(remark)
     start = environment()  # before the training: the code may change while it runs
     task.check(config, data, options.chain)
@@ -90,6 +90,8 @@ def predict(options: Any) -> None:
     """Predict the classes of new inputs; print them or write them to a file."""
     with show_progress() as watch:
         found = get_task(options.task).predict(options, watch)
+    for remark in found.remarks:
+        note(remark)
     emit(list(found.rows))
     if options.out is None and found.table is not None:
         print_table(found.table)

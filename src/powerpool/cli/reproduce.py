@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from powerpool.cli.show import show_progress
+from powerpool.console import note
 from powerpool.errors import ArgumentError
 from powerpool.files import locked, write_json
 from powerpool.report.report import Reproduced, conclude, tell
 from powerpool.runs.environment import Environment, environment, merge_environments, resume_key
-from powerpool.runs.folder import CHECKPOINTS
+from powerpool.runs.folder import CHECKPOINTS, DATA
 from powerpool.runs.record import KINDS, Result, RunRecord
 from powerpool.runs.scheduler import Unit as Work
 from powerpool.runs.scheduler import run_units
@@ -37,12 +38,14 @@ def reproduce(options: ReproduceOptions, *, report: bool = True) -> Reproduced:
     with show_progress() as watch:
         rows = task.plan(options, watch)
     _require_distinct_rows(rows)
+    for remark in dict.fromkeys(remark for row in rows for remark in task.data_remarks(row.data)):
+        note(remark)
     with locked(options.folder):
         answers: dict[tuple[AnyRow, int], Answer] = {}
         for wave in _waves(rows):
             answers |= _run_rows(task, wave, options)
         records = [
-            _make_record(task, row, protocol, [answers[row, chain] for chain in range(len(row.configs))])
+            _make_record(task, row, protocol, [answers[row, place] for place in range(len(row.configs))])
             for row in rows
             for protocol in row.protocols
         ]
@@ -61,9 +64,10 @@ class Answer:
         return from_json(KINDS[task], self.results[protocol], protocol)
 
 
-def chain_folder(task: AnyTask, row: AnyRow, chain: int, root: Path) -> Path:
+def chain_folder(task: AnyTask, row: AnyRow, place: int, root: Path) -> Path:
     """Return the folder of a chain: for these settings, data, versions and this version of the task alone."""
-    key = resume_key(task.name, task.version, task.settings(row.configs[chain], row.data), task.packages)
+    settings = {**task.settings(row.configs[place], row.data), **row.settings}
+    key = resume_key(task.name, task.version, settings, task.packages)
     return root / "units" / row.data_name / f"{row.method}-{key}"
 
 
@@ -72,10 +76,11 @@ def compute_chain(
 ) -> dict[str, Json]:
     """Run a chain in this process; what a worker does."""
     task = get_task(name)
-    outcome = run_chain(task, config, task.open(config, reference), chain, protocols, folder / CHECKPOINTS)
-    if task.keeps_models:
-        for model in outcome.models.values():
-            task.save(model, folder)
+    data = task.open(config, reference)
+    outcome = run_chain(task, config, data, chain, protocols, folder / CHECKPOINTS)
+    if task.keeps_models:  # the same model under every protocol
+        write_json(folder / DATA, to_json(task.identity(data)))
+        task.save(next(iter(outcome.models.values())), folder)
     else:
         shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
     return {
@@ -87,9 +92,10 @@ def compute_chain(
 def _run_rows(task: AnyTask, rows: Sequence[AnyRow], options: ReproduceOptions) -> dict[tuple[AnyRow, int], Answer]:
     places, work = [], []
     for row in rows:
-        for chain, config in enumerate(row.configs):
-            folder = chain_folder(task, row, chain, options.folder)
-            source = None if row.source is None else chain_folder(task, row.source, chain, options.folder)
+        for place, config in enumerate(row.configs):
+            chain = row.chain(place)
+            folder = chain_folder(task, row, place, options.folder)
+            source = None if row.source is None else chain_folder(task, row.source, place, options.folder)
             own = config if source is None else task.start_from(config, source)
             call = partial(
                 compute_chain,
@@ -100,10 +106,10 @@ def _run_rows(task: AnyTask, rows: Sequence[AnyRow], options: ReproduceOptions) 
                 task.reference(config, row.data),
                 folder.absolute(),
             )
-            number = f" {chain}" if len(row.configs) > 1 else ""
+            number = f" {place}" if len(row.configs) > 1 else ""
             title = f"{row.data_name} {row.method}{number}"
             path = folder / f"{chain:02d}-{'-'.join(row.protocols)}.json"
-            places.append((row, chain))
+            places.append((row, place))
             work.append(Work(path, title, call, ("results", "environment")))
     for (row, _), unit in zip(places, work, strict=True):
         if row.exclusive and not unit.path.exists():
@@ -113,7 +119,8 @@ def _run_rows(task: AnyTask, rows: Sequence[AnyRow], options: ReproduceOptions) 
 
 
 def _make_record(task: AnyTask, row: AnyRow, protocol: str, answers: Sequence[Answer]) -> RunRecord:
-    results = tuple(answer.result(task.name, protocol) for answer in answers)
+    found = (answer.result(task.name, protocol) for answer in answers)
+    results = tuple(replace(result, number=place) for place, result in enumerate(found))
     first = row.configs[0]
     return RunRecord(
         task=task.name,
@@ -122,7 +129,7 @@ def _make_record(task: AnyTask, row: AnyRow, protocol: str, answers: Sequence[An
         protocol=protocol,
         metric=task.metric,
         results=results,
-        config=task.settings(task.with_protocol(first, protocol), row.data),
+        config={**task.settings(task.with_protocol(first, protocol), row.data), **row.settings},
         seed=first.seed,
         seconds=sum(result.seconds for result in results),
         environment=merge_environments([answer.environment for answer in answers], environment().command),

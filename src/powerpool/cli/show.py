@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from powerpool.console import Bars, cell, console
+from powerpool.console import Bars, cell, console, note
 from powerpool.console import write_text as print_text
 from powerpool.files import write_json, write_text
 from powerpool.tasks.base import TextTable, Watch
@@ -21,10 +21,12 @@ def show_progress() -> Iterator[Watch]:
     with Bars() as bars:
         found: dict[str, Any] = {}
 
-        def watch(what: str, done: int, total: int) -> None:
+        def watch(what: str, done: int, total: int, remark: str = "") -> None:
             if what not in found:
                 found[what] = bars.add(what, total)
             bars.update(found[what], done, total=total)
+            if remark:
+                note(remark)
 
         yield watch
 

@@ -241,8 +241,11 @@ def build_network(make: Callable[[], N], weights: Weights, file: str | Path, *, 
         file: named in errors.
         optional: prefixes of weights that may be missing, as those of a backbone that was not trained.
     """
-    with torch.device("meta"):
-        expected = {name: tuple(value.shape) for name, value in make().state_dict().items()}
+    try:
+        with torch.device("meta"):
+            expected = {name: tuple(value.shape) for name, value in make().state_dict().items()}
+    except (RuntimeError, TypeError, OverflowError) as error:  # sizes that no tensor can have
+        raise RecordError(f"{file}: no network can be built from the stored settings.") from error
     missing = [name for name in expected.keys() - weights.shapes.keys() if not name.startswith(optional or ("\0",))]
     wrong = [name for name, shape in weights.shapes.items() if expected.get(name) != shape]
     if missing or wrong:

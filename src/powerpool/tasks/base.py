@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import importlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from torch import Tensor
 
@@ -27,11 +27,15 @@ D = TypeVar("D")
 F = TypeVar("F")
 M = TypeVar("M")
 
-Watch = Callable[[str, int, int], None]
-"""Progress: what is counted, how many are done, of how many."""
+
+class Watch(Protocol):
+    """Shows progress."""
+
+    def __call__(self, what: str, done: int, total: int, remark: str = "") -> None:
+        """Show what is counted, how many are done, of how many, and a line to print, such as a validation score."""
 
 
-def ignore_progress(what: str, done: int, total: int) -> None:
+def ignore_progress(what: str, done: int, total: int, remark: str = "") -> None:
     """Show nothing."""
 
 
@@ -71,6 +75,12 @@ class Row(Generic[C, D]):
     """The row whose trained models this one starts from."""
     exclusive: bool = False
     """Whether a training uses the whole machine, so that one runs after the other in this process."""
+    settings: dict[str, Json] = field(default_factory=dict)
+    """What results depend on and records state beside the settings of :meth:`Task.settings`, which they replace."""
+
+    def chain(self, place: int) -> int:
+        """Return the number of a chain among those with the same configuration: a fold, or 0 for a seed."""
+        return self.configs[:place].count(self.configs[place])
 
 
 @dataclass(frozen=True)
@@ -111,6 +121,8 @@ class Predictions:
 
     rows: Sequence[dict[str, Json]]
     table: TextTable | None = None
+    remarks: tuple[str, ...] = ()
+    """Warnings for the user."""
 
 
 class Task(ABC, Generic[C, D, F, M]):
@@ -158,6 +170,10 @@ class Task(ABC, Generic[C, D, F, M]):
         plain = {name: _plain(value) for name, value in own.items() if name not in self.places}
         return {**plain, "data": found.name, "data_digest": found.digest}
 
+    def data_remarks(self, data: D) -> list[str]:
+        """Return remarks about the data, such as images that were skipped."""
+        return []
+
     # ---- the protocol ----
 
     @abstractmethod
@@ -175,7 +191,7 @@ class Task(ABC, Generic[C, D, F, M]):
         """Choose a fit by validation only."""
 
     def with_protocol(self, config: C, protocol: str) -> C:
-        """Return the settings that the record of a protocol shows."""
+        """Return the settings of a test under a protocol, which its record shows."""
         return config
 
     def protocol(self, config: C) -> str:

@@ -114,7 +114,8 @@ class Method:
             self.make_curve(settings)
             self.make_solver(settings)
             if self.coordinates:
-                spatial_coordinates(2, 2, settings.pivots, settings.sigma, settings.alpha)
+                # On the meta device, as settings of a hostile file may have a billion pivots.
+                spatial_coordinates(2, 2, settings.pivots, settings.sigma, settings.alpha, device="meta")
         except PowerPoolError as error:
             named = ", ".join(f"{group}.{key}={getattr(settings, key)}" for key in self.parameters)
             raise ArgumentError(f"{name} cannot be built from {named}: {error}") from error

@@ -15,8 +15,7 @@ import pytest
 import torch
 
 from powerpool.data import Crops, ImageSet, load_images
-from powerpool.data.store import MissingDataError
-from powerpool.data.store import ImageError
+from powerpool.data.store import ImageError, MissingDataError
 from powerpool.errors import ArgumentError, LockedError, RecordError
 from powerpool.files import locked
 from powerpool.tasks.vision import extraction

@@ -1,33 +1,38 @@
-"""What a run of few-shot learning is made of. A recipe is a YAML file of these fields."""
+"""Settings of few-shot learning. A recipe is a YAML file of these fields."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, Literal
 
 from powerpool.checks import require_above, require_at_least, require_seed
 from powerpool.data import ClassCut
+from powerpool.data.banks import Resize
 from powerpool.data.images import Corrupt
-from powerpool.errors import ArgumentError, PowerPoolError, require_choice
-from powerpool.moments.coordinates import spatial_coordinates
-from powerpool.tasks.devices import require_device_name
-from powerpool.tasks.fewshot.methods import METHODS
+from powerpool.errors import ArgumentError, require_choice
+from powerpool.tasks.methods import FEWSHOT_METHODS
+from powerpool.tasks.options import take_fields
+from powerpool.tasks.training import require_device_name
+
+SMALLEST, LARGEST = 10, 2048
+"""Limits of the image size. Two convolutions without padding and two poolings leave one location of 10 pixels. Sizes
+above 2048 come from damaged or hostile files."""
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Encoder, and how the pictures of an episode are compared.
+    """Encoder, and how the images of an episode are compared.
 
     Args:
         method: by its name in the tables, such as RelationNet, SoSN(x)+SigmE or SoSN(x+L)+SC+SpecMaxExpF
-        hidden: K, channels of every convolution
+        hidden: channels of every convolution, an even number
         eta: parameter of MaxExp
-        eta_prime: parameter of SigmE, the eta' of the paper
+        sigme_eta: parameter of SigmE
         gamma: parameter of Gamma
-        gamma_prime: parameter of AsinhE, the gamma' of the paper
+        asinhe_gamma: parameter of AsinhE
         t: parameter of HDP
-        beta: how much of the mean of a picture's features is removed, 0 (autocorrelation) to 1 (covariance)
-        pivots: Z, the pivots of the spatial coordinates; they add 2 Z channels
+        beta: strength of centering, from 0 (autocorrelation) to 1 (covariance)
+        pivots: pivots of the spatial coordinates; Z pivots add 2 Z channels
         sigma: width of the spatial coordinates
         alpha: weight of the spatial coordinates
     """
@@ -35,9 +40,9 @@ class ModelConfig:
     method: str = "SoSN(x+L)+SigmE"
     hidden: int = 64
     eta: float = 20.0
-    eta_prime: float = 500.0
+    sigme_eta: float = 500.0
     gamma: float = 0.5
-    gamma_prime: float = 1000.0
+    asinhe_gamma: float = 1000.0
     t: float = 0.01
     beta: float = 0.0
     pivots: int = 5
@@ -45,38 +50,23 @@ class ModelConfig:
     alpha: float = 0.5
 
     def __post_init__(self) -> None:
-        require_choice(self.method, tuple(METHODS), "model.method")
+        require_choice(self.method, tuple(FEWSHOT_METHODS), "model.method")
         if self.hidden < 2 or self.hidden % 2:
             raise ArgumentError(f"model.hidden must be an even number, at least 2 (got {self.hidden}).")
-        if not 0 <= self.beta <= 1:
-            raise ArgumentError(f"model.beta must be at least 0 and at most 1 (got {self.beta}).")
-        method = METHODS[self.method]
-        if method.is_second_order and self.beta and "beta" not in method.parameters:
-            raise ArgumentError(
-                f"model.beta must be 0 for {self.method} (got {self.beta}): centred features give negative entries, "
-                "which this curve has no value for. Take SigmE or AsinhE, or a method on the spectrum."
-            )
-        try:  # the curve knows what its parameter may be
-            method.make_curve(self)
-            method.make_solver(self)
-            if method.coordinates:
-                spatial_coordinates(2, 2, self.pivots, self.sigma, self.alpha)
-        except PowerPoolError as error:
-            named = ", ".join(f"model.{name}={getattr(self, name)}" for name in method.parameters)
-            raise ArgumentError(f"{self.method} cannot be built from {named}: {error}") from error
+        FEWSHOT_METHODS[self.method].require_settings(self.method, self, "model")
 
 
 @dataclass(frozen=True)
 class EpisodeConfig:
-    """What an episode of test and validation is, and how many there are.
+    """The episodes of test and validation.
 
     Args:
-        way: L, classes of an episode
-        shot: J, support pictures of each class
-        queries: pictures of each class that are to be named
-        count: episodes of the test
-        transductive: whether batch normalization takes its statistics from the pictures of the test episode itself;
-            what is said of a query then depends on the other queries
+        way: classes of an episode
+        shot: support images of each class
+        queries: query images of each class
+        count: number of test episodes
+        transductive: use the batch-norm statistics of the test episode itself; a prediction then depends on the other
+            queries
     """
 
     way: int = 5
@@ -92,24 +82,24 @@ class EpisodeConfig:
 
 @dataclass(frozen=True)
 class TrainingConfig:
-    """Adam on one episode after the other, with a rate that falls in steps.
+    """Adam on one episode after the other, with a learning rate that falls in steps.
 
     Args:
-        episodes: steps
-        way: classes of a training episode; as many as in the test without it
-        shot: support pictures of each class; as many as in the test without it
-        queries: query pictures of each class
-        learning_rate: of Adam, in the first episodes
-        decay_every: episodes after which the rate falls
-        decay_factor: what the rate is multiplied with then
-        clip: largest norm of the gradient of the encoder, and of all else; longer ones are shortened to it
-        turns: whether a class that is turned by 90, 180 or 270 degrees is a class of its own, as for Omniglot
-        validate_every: episodes between two validations, of which the best chooses the model
-        validation_episodes: in each validation; 0: there is none, and the last model is taken
-        settling_episodes: training episodes, from which the statistics of batch normalization are taken before a
-            validation; 0: they are the running ones, gathered while the weights changed
-        precision: 32-true, or bf16-mixed: convolutions and linear layers compute in bfloat16 while they are
-            trained. Matrices and the loss are float32, and so are validation and test
+        episodes: training steps
+        way: classes of a training episode; default: as in the test
+        shot: support images of each class; default: as in the test
+        queries: query images of each class
+        learning_rate: initial learning rate
+        decay_every: episodes between two reductions of the learning rate
+        decay_factor: what the learning rate is multiplied by
+        clip: largest gradient norm, of the encoder and of all other layers separately
+        turns: treat classes rotated by 90, 180 and 270 degrees as further classes, as is usual for Omniglot
+        validate_every: episodes between two validations, the best of which selects the model
+        validation_episodes: number of episodes of a validation; 0 keeps the last model
+        settling_episodes: training episodes from which batch-norm statistics are recomputed before a validation; 0
+            keeps the running statistics
+        precision: 32-true, or bf16-mixed, where convolutions and linear layers are trained in bfloat16; matrices,
+            losses, validation and test are float32
         device: cpu, cuda or cuda:1
     """
 
@@ -135,8 +125,8 @@ class TrainingConfig:
             require_at_least(2, "training", way=self.way)
         if self.shot is not None:
             require_at_least(1, "training", shot=self.shot)
-        none_or_more = {"validation_episodes": self.validation_episodes, "settling_episodes": self.settling_episodes}
-        require_at_least(0, "training", **none_or_more)
+        optional = {"validation_episodes": self.validation_episodes, "settling_episodes": self.settling_episodes}
+        require_at_least(0, "training", **optional)
         require_above(0, "training", learning_rate=self.learning_rate, clip=self.clip)
         if not 0 < self.decay_factor <= 1:
             raise ArgumentError(f"training.decay_factor must be above 0 and at most 1 (got {self.decay_factor}).")
@@ -146,29 +136,33 @@ class TrainingConfig:
 
 @dataclass(frozen=True)
 class FewShotConfig:
-    """Everything that a result depends on.
+    """All settings of a result.
 
     Args:
-        data: a data set by name, such as glyphs, omniglot or miniimagenet, or a folder or zip of class folders
-        data_root: folder with data sets; without it $POWERPOOL_DATA and the cache are searched
-        download: whether data that is not on this machine may be fetched from the network
-        corrupt: whether a picture that cannot be read is an error, or is skipped and counted
-        size: side of the pictures in pixels
-        channels: 3 for colours, 1 for grey
-        resize: squeeze changes the aspect of a picture, crop cuts the middle square
-        invert: whether black becomes white, for dark strokes on bright paper
-        problem: of Open MIC: p1->p2 and so on, or the name of an exhibition
-        train_classes: share or number of the classes to train on; the usual one of the data set without it
-        validation_classes: share or number of the classes that choose the model; the rest is for test
-        class_order: whether the first classes are trained on, in the order of the set or else by name, or classes that
-            are drawn by the seed
-        pretrained: run folder of a model of the same method, from whose weights the training starts
+        data: a data set such as glyphs, omniglot or miniimagenet, or a folder or zip of class folders
+        data_root: folder with data sets; default: $POWERPOOL_DATA, then the cache
+        download: allow downloads of data that is not on this machine
+        corrupt: whether an unreadable image is an error, or is skipped and counted
+        size: image size in pixels
+        channels: 3 for colour, 1 for grey
+        resize: squeeze changes the aspect ratio of an image, crop takes its central square
+        invert: invert brightness, for dark strokes on a bright background
+        problem: problem of Open MIC: p1->p2 and so on, or the name of an exhibition
+        train_classes: share or number of training classes; default: the usual split of the data set
+        validation_classes: share or number of validation classes; the others are tested
+        class_order: names takes the first classes by name or official order, drawn takes random ones
+        pretrained: run folder of a model of the same method, whose weights the training starts from
         model: encoder and comparison
-        test: the episodes that are tested on
+        test: episodes of test and validation
         training: Adam and its episodes
-        seed: of initial weights and training episodes, and of drawn classes, where class_order is given. Test episodes
-            are the same for every seed, unless their classes are drawn by it
+        seed: of initial weights, training episodes and drawn classes. Test episodes do not depend on it, unless classes
+            are drawn
     """
+
+    RENAMED: ClassVar[dict[str, str]] = {
+        "model.eta_prime": "model.sigme_eta",
+        "model.gamma_prime": "model.asinhe_gamma",
+    }
 
     data: str = "glyphs"
     data_root: str | None = None
@@ -176,7 +170,7 @@ class FewShotConfig:
     corrupt: Corrupt = "error"
     size: int = 84
     channels: int = 3
-    resize: Literal["squeeze", "crop"] = "squeeze"
+    resize: Resize = "squeeze"
     invert: bool = False
     problem: str | None = None
     train_classes: int | float | None = None
@@ -189,31 +183,26 @@ class FewShotConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        # Two convolutions without a margin and two halvings leave one location of 10 pixels.
-        require_at_least(10, "", size=self.size)
-        if METHODS[self.model.method].kind == "prototype":
-            require_at_least(16, "", size=self.size)  # four halvings
-        if self.channels not in (1, 3):
-            raise ArgumentError(f"channels must be 3 or 1 (got {self.channels}).")
+        require_image_format(self.size, self.channels, self.model.method)
         require_seed(self.seed)
         given = [self.train_classes, self.validation_classes, self.class_order]
         if any(value is not None for value in given) and any(value is None for value in given):
             raise ArgumentError(
-                "train_classes, validation_classes and class_order belong together: give all of them, or none (got "
+                "train_classes, validation_classes and class_order belong together: give all or none of them (got "
                 f"{self.train_classes}, {self.validation_classes}, {self.class_order})."
             )
-        _ = self.cut  # a share that cannot be shows here
+        _ = self.cut  # a bad share fails here
 
     @property
     def cut(self) -> ClassCut | None:
-        """How the classes are divided; None: as usual."""
+        """How classes are divided; None for the usual split of the data set."""
         if self.train_classes is None or self.validation_classes is None or self.class_order is None:
             return None
         return ClassCut(self.train_classes, self.validation_classes, self.class_order, self.seed)
 
     @property
     def protocol(self) -> str:
-        """What a table calls the test. One that is transductive is another: it is told more.
+        """The name of the test in the tables.
 
         Example:
             >>> FewShotConfig().protocol
@@ -222,3 +211,47 @@ class FewShotConfig:
             '5-way-5-shot-transductive'
         """
         return f"{self.test.way}-way-{self.test.shot}-shot{'-transductive' if self.test.transductive else ''}"
+
+    def with_way(self, way: int) -> FewShotConfig:
+        """Return the same settings with another number of test classes."""
+        return replace(self, test=replace(self.test, way=way))
+
+
+@dataclass(frozen=True)
+class StudyConfig(FewShotConfig):
+    """Settings of the study of pre-training: those of the target data set, and two for the source data set.
+
+    Args:
+        source: data set of the first training
+        source_episodes: training steps on it
+    """
+
+    source: str = "miniimagenet100"
+    source_episodes: int = 1000
+
+    @property
+    def target(self) -> FewShotConfig:
+        """Settings of the second training."""
+        return take_fields(self, FewShotConfig)
+
+    @property
+    def first(self) -> FewShotConfig:
+        """Settings of the first training: the same on other data, with another number of episodes."""
+        return replace(
+            self.target,
+            data=self.source,
+            problem=None,
+            train_classes=None,
+            validation_classes=None,
+            class_order=None,
+            training=replace(self.training, episodes=self.source_episodes),
+        )
+
+
+def require_image_format(size: int, channels: int, method: str) -> None:
+    """Refuse images that the encoder of a method cannot process."""
+    least = 16 if FEWSHOT_METHODS[method].kind == "prototype" else SMALLEST  # four poolings
+    if not least <= size <= LARGEST:
+        raise ArgumentError(f"size must be from {least} to {LARGEST} for {method} (got {size}).")
+    if channels not in (1, 3):
+        raise ArgumentError(f"channels must be 3 or 1 (got {channels}).")

@@ -1,9 +1,9 @@
-"""The first block of a similarity network on all pairs of an episode, without the input of any pair.
+"""The first block of a similarity network on all pairs of an episode, without stacking the pairs.
 
 The block is a convolution of two channels, batch normalization, 2 x 2 max-pooling and ReLU. The convolution is linear
 in its channels: that of a pair is the sum of one of the support and one of the query. L classes and n queries therefore
-need L + n convolutions and not L n. Mean and variance over the L n pairs follow from those of the 3 x 3 windows of the
-parts, and go into the weights. What is left for each pair is a sum, a maximum and a store.
+need L + n convolutions, not L n. Mean and variance over the L n pairs follow from the statistics of the 3 x 3 windows
+of support and query, and are folded into the weights. What remains for each pair is a sum, a maximum and a store.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from powerpool.errors import ShapeError
 from powerpool.linalg.precision import at_least_float32, without_autocast
 
 BLOCK = 2**19
-"""Numbers of the output that are computed at once on a CPU: they stay in its cache until they are done."""
+"""Output values computed at once on a CPU, so that they stay in its cache."""
 
 
 class PairBlock(nn.Module):
@@ -25,7 +25,7 @@ class PairBlock(nn.Module):
 
     .. math:: y_{qc} = \operatorname{relu}\,\operatorname{pool}\,\operatorname{norm}(w_1 * s_c + w_2 * z_q)
 
-    with support :math:`s_c`, query :math:`z_q` and 3 x 3 filters. It equals the same layers on the stacked pairs.
+    with support :math:`s_c`, query :math:`z_q` and 3 x 3 filters. The result is that of the layers on stacked pairs.
 
     Args:
         channels: of the output.
@@ -39,11 +39,11 @@ class PairBlock(nn.Module):
 
     def __init__(self, channels: int) -> None:
         super().__init__()
-        self.convolution = initialized(nn.Conv2d(2, channels, 3, padding=1, bias=False))
+        self.convolution = init_for_relu(nn.Conv2d(2, channels, 3, padding=1, bias=False))
         self.norm = nn.BatchNorm2d(channels)
 
     def forward(self, support: Tensor, query: Tensor) -> Tensor:  # shape: (L, H, W), (n, H, W) -> (n L, F, H/2, W/2)
-        """The pairs of the first query come first, in the order of the classes."""
+        """Return the maps of all pairs: those of the first query first, in the order of the classes."""
         if support.ndim != 3 or query.ndim != 3 or support.shape[1:] != query.shape[1:]:
             raise ShapeError(
                 "PairBlock needs support (L, H, W) and query (n, H, W) of one size "
@@ -52,22 +52,22 @@ class PairBlock(nn.Module):
         if support.shape[1] % 2 or support.shape[2] % 2:
             raise ShapeError(f"PairBlock needs an even height and width (got {tuple(support.shape[1:])}).")
         with without_autocast(query):
-            shown, asked = self._normalized(windows(at_least_float32(support)), windows(at_least_float32(query)))
-        if torch.is_autocast_enabled(query.device.type):  # of the pairs only: there are many, and each is rounded once
+            first, second = self._normalize(windows(at_least_float32(support)), windows(at_least_float32(query)))
+        if torch.is_autocast_enabled(query.device.type):  # only the pairs, of which there are many, are rounded
             half = torch.get_autocast_dtype(query.device.type)
-            shown, asked = shown.to(half), asked.to(half)
-        return pool_pairs(shown, asked).flatten(0, 1)
+            first, second = first.to(half), second.to(half)
+        return pool_pairs(first, second).flatten(0, 1)
 
-    def _normalized(self, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
-        """Convolution and batch normalization of the windows of support and query; their sum is that of a pair."""
+    def _normalize(self, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
+        """Apply convolution and batch normalization to windows of support and query; a pair is the sum of both."""
         weights = self.convolution.weight.flatten(2).unbind(1)  # (F, 9) each
         mean, variance = self._statistics(first, second, torch.cat(weights, 1))
         scale = self.norm.weight * torch.rsqrt(variance + self.norm.eps)
-        shown = _filtered(first, weights[0] * scale[:, None]) + (self.norm.bias - mean * scale)
-        return shown, _filtered(second, weights[1] * scale[:, None])
+        support = _filter(first, weights[0] * scale[:, None]) + (self.norm.bias - mean * scale)
+        return support, _filter(second, weights[1] * scale[:, None])
 
     def _statistics(self, first: Tensor, second: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:  # shape: (F,), (F,)
-        """Mean and variance of each channel over all pairs and places, or those that were kept."""
+        """Return mean and variance of each channel over all pairs and locations; the running ones in evaluation."""
         norm = self.norm
         if not norm.training and norm.running_mean is not None and norm.running_var is not None:
             return norm.running_mean, norm.running_var
@@ -80,7 +80,7 @@ class PairBlock(nn.Module):
 
     @torch.no_grad()
     def _track(self, mean: Tensor, variance: Tensor, count: int) -> None:
-        """The running statistics, as batch normalization of all pairs would keep them."""
+        """Update the running statistics as batch normalization of all pairs would."""
         norm = self.norm
         if norm.num_batches_tracked is None or norm.running_mean is None or norm.running_var is None:
             return
@@ -90,34 +90,34 @@ class PairBlock(nn.Module):
         norm.running_var.lerp_(variance * (count / (count - 1)), share)
 
 
-def initialized(layer: nn.Conv2d) -> nn.Conv2d:
-    """The layer, with weights as Kaiming draws them for ReLU."""
+def init_for_relu(layer: nn.Conv2d) -> nn.Conv2d:
+    """Initialize the weights by Kaiming's rule for ReLU, and return the layer."""
     nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
     return layer
 
 
 def windows(matrices: Tensor) -> Tensor:  # shape: (B, H, W) -> (4, B, H/2, W/2, 9)
-    """The 3 x 3 window around each entry, zeros outside; entries of one corner of a 2 x 2 block side by side."""
+    """Return the zero-padded 3 x 3 window around each entry, grouped by the corners of 2 x 2 blocks."""
     batch, height, width = matrices.shape
     found = nn.functional.unfold(matrices[:, None], 3, padding=1)  # (B, 9, H W)
     found = found.view(batch, 9, height // 2, 2, width // 2, 2)
     return found.permute(3, 5, 0, 2, 4, 1).flatten(0, 1).contiguous()
 
 
-def _filtered(parts: Tensor, weight: Tensor) -> Tensor:  # shape: (4, B, h, w, 9), (F, 9) -> (4, B, h, w, F)
-    """Windows times filters, matrix by matrix: the gradient of the filters is then a sum of small products.
+def _filter(parts: Tensor, weight: Tensor) -> Tensor:  # shape: (4, B, h, w, 9), (F, 9) -> (4, B, h, w, F)
+    """Multiply windows by filters, matrix by matrix, so that the gradient of the filters is a sum of small products.
 
-    As one product it is a tall, thin one, for which libraries have no fast way: 55 ms against 10 for 25 queries.
+    As a single product it is tall and thin, which is slow in libraries: 55 ms instead of 10 ms for 25 queries.
     """
     flat = parts.flatten(2, 3).flatten(0, 1)  # (4 B, h w, 9)
     return torch.bmm(flat, weight.T.expand(len(flat), -1, -1)).view(*parts.shape[:-1], len(weight))
 
 
 def window_statistics(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:  # shape: (18,), (18, 18)
-    r"""Mean and covariance of the windows of all pairs, which are those of support and query side by side.
+    r"""Return mean and covariance of the concatenated windows of all pairs.
 
-    Over classes c, queries q and places p, the windows :math:`a_{cp}` and :math:`b_{qp}` have the blocks
-    :math:`\operatorname{cov} a`, :math:`\operatorname{cov} b`, and between them that of the means of each place.
+    Over classes c, queries q and locations p, the windows :math:`a_{cp}` and :math:`b_{qp}` have the diagonal blocks
+    :math:`\operatorname{cov} a` and :math:`\operatorname{cov} b`; the other block is that of the means over c and q.
     """
     parts, means = [], []
     for part in (first, second):
@@ -125,18 +125,18 @@ def window_statistics(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:  
         means.append(flat.mean(0))
         parts.append(part - means[-1])
     own = [flat.T @ flat / len(flat) for flat in (part.flatten(0, 3) for part in parts)]
-    places = [part.mean(1).flatten(0, 2) for part in parts]  # (H W, 9)
-    between = places[0].T @ places[1] / len(places[0])
+    locations = [part.mean(1).flatten(0, 2) for part in parts]  # (H W, 9)
+    between = locations[0].T @ locations[1] / len(locations[0])
     rows = [torch.cat([own[0], between], 1), torch.cat([between.T, own[1]], 1)]
     return torch.cat(means), torch.cat(rows)
 
 
 def pool_pairs(first: Tensor, second: Tensor) -> Tensor:  # shape: (4, L, h, w, F), (4, n, h, w, F) -> (n, L, F, h, w)
-    r"""ReLU of the largest of the four sums of each pair, with the gradient of the first largest one.
+    r"""Return the ReLU of the largest of the four sums of each pair; the first largest one gets the gradient.
 
     .. math:: y_{qc} = \operatorname{relu}\bigl(\max_k (a_{kc} + b_{kq})\bigr)
 
-    The sums are not stored: backward computes them again. The result lies in memory with the channels last.
+    The sums are not stored: backward computes them again. The memory format of the result is channels-last.
 
     Example:
         >>> import torch
@@ -156,10 +156,10 @@ class _PoolPairs(torch.autograd.Function):
     def forward(ctx: Any, first: Tensor, second: Tensor) -> Tensor:  # shape: (n, L, h, w, F)
         pooled = first.new_empty(second.shape[1], *first.shape[1:])
         size = _queries_at_once(first)
-        for out, asked in zip(pooled.split(size), second.split(size, dim=1), strict=True):
-            torch.add(first[0], asked[0, :, None], out=out)
+        for out, query in zip(pooled.split(size), second.split(size, dim=1), strict=True):
+            torch.add(first[0], query[0, :, None], out=out)
             for corner in range(1, 4):
-                torch.maximum(out, first[corner] + asked[corner, :, None], out=out)
+                torch.maximum(out, first[corner] + query[corner, :, None], out=out)
             out.relu_()
         ctx.save_for_backward(first, second, pooled)
         return pooled
@@ -170,22 +170,22 @@ class _PoolPairs(torch.autograd.Function):
         to_first, to_second = torch.zeros_like(first), torch.empty_like(second)
         size = _queries_at_once(first)
         parts = (pooled.split(size), gradient.split(size), second.split(size, dim=1), to_second.split(size, dim=1))
-        for out, upstream, asked, to_asked in zip(*parts, strict=True):
-            # An entry of 0 was cut off; of several largest ones the first gets all.
+        for out, upstream, query, to_query in zip(*parts, strict=True):
+            # ReLU cuts off entries of 0; of several largest ones the first gets the gradient.
             free, own = out > 0, torch.empty_like(out)
             for corner in range(4):
                 chosen = free
                 if corner < 3:
-                    torch.add(first[corner], asked[corner, :, None], out=own)
+                    torch.add(first[corner], query[corner, :, None], out=own)
                     chosen = (own == out) & free
                     free = free ^ chosen
                 torch.mul(upstream, chosen, out=own)
                 to_first[corner] += own.sum(0) if len(own) > 1 else own[0]
-                torch.sum(own, 1, out=to_asked[corner])
+                torch.sum(own, 1, out=to_query[corner])
         return to_first, to_second
 
 
 def _queries_at_once(first: Tensor) -> int:
-    """All of them, but on a CPU as many as fit into its cache."""
+    """All queries, but on a CPU only as many as fit into its cache."""
     own = first[0].numel()
     return max(1, BLOCK // own) if first.device.type == "cpu" else 2**62

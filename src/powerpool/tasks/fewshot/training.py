@@ -1,4 +1,4 @@
-"""Training of a network by episodes, which can be stopped and taken up again."""
+"""Training by episodes, which can be stopped and resumed, and tests in episodes."""
 
 from __future__ import annotations
 
@@ -13,69 +13,67 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from powerpool.data import Episode, Episodes, FewShotSet, ImageBank
-from powerpool.data.episodes import EpisodeError
+from powerpool.data import Episode, EpisodeError, Episodes, FewShotSet, ImageBank
 from powerpool.errors import NotFiniteError
-from powerpool.tasks.batch_norm import settling, statistics_of_batches
-from powerpool.tasks.devices import require_device
+from powerpool.runs.record import Score, Spectrum
 from powerpool.tasks.fewshot.config import EpisodeConfig, FewShotConfig
 from powerpool.tasks.fewshot.model import EpisodeNetwork, feature_sets, make_network, normalization
 from powerpool.tasks.pooling import FeatureSet
 from powerpool.tasks.spectra import mean_spectrum, spread_out
+from powerpool.tasks.training import recompute_batch_norm, require_device, use_batch_statistics
 
 VALIDATION_SEED, TEST_SEED = 1, 0
-"""Of episodes that are the same for every method and every seed of training."""
+"""Seeds of episodes that are the same for every method and every training seed."""
 
 
 @dataclass(frozen=True)
-class Answers:
-    """What a network said about test or validation episodes."""
+class EpisodeScores:
+    """What a network predicted in test or validation episodes."""
 
-    right: list[int]
-    """Right queries of each episode."""
+    right: tuple[int, ...]
+    """Correctly classified queries of each episode."""
     queries: int
     """Queries of an episode."""
     loss: float
-    """The mean over episodes."""
+    """Mean loss of the episodes."""
 
     @property
     def accuracy(self) -> float:
-        """In percent, over all episodes."""
+        """Accuracy in % over all episodes."""
         return 100 * sum(self.right) / (self.queries * len(self.right))
 
 
 @dataclass
-class Curves:
-    """One number for every part of the training, which ends with a validation."""
+class TrainingCurves:
+    """One number for each part of the training; a part ends with a validation."""
 
     episode: list[int] = field(default_factory=list)
-    """Episodes done."""
+    """Finished episodes."""
     train_loss: list[float] = field(default_factory=list)
-    """The mean over the part."""
+    """Mean loss of the part."""
     validation_loss: list[float] = field(default_factory=list)
     validation_value: list[float] = field(default_factory=list)
 
 
 @dataclass
 class Best:
-    """The validation with the best accuracy so far, of equal ones with the lower loss, and the weights then."""
+    """The validation with the highest accuracy, of equal ones that with the lower loss, and its weights."""
 
     episode: int
-    value: float
-    loss: float
+    score: Score
     weights: dict[str, Tensor]
 
 
 class Training:
-    """A network, its optimiser, and all else that the next episode depends on.
+    """A network, its optimizer, and all else that the next episode depends on.
 
-    Training episodes are a function of the seed and their number, and nothing else is random: a training that is
-    taken up again is the one that was not stopped, bit for bit on a CPU.
+    Training episodes depend on the seed and their number, and nothing else is random: a resumed training gives the same
+    weights as one that was not stopped, bit for bit on a CPU.
 
     Args:
-        config: method, episodes, optimiser, seed.
-        data: pictures to train on and to validate with.
-        weights: to start from, instead of random ones.
+        config: all settings.
+        data: images to train on and to validate with.
+        weights: initial weights; default: random ones.
 
     Example:
         >>> from powerpool.data import load_fewshot
@@ -104,9 +102,6 @@ class Training:
             turns=training.turns,
         )
         self.validation = data.splits.get("validation") if training.validation_episodes else None
-        self.validation_episodes = None
-        if self.validation is not None:
-            self.validation_episodes = draw_episodes(self.validation, test, VALIDATION_SEED)
         with torch.random.fork_rng():
             torch.manual_seed(config.seed)
             self.network = make_network(config.model, config.channels, config.size)
@@ -117,11 +112,11 @@ class Training:
         self.optimizer = torch.optim.Adam(self.network.parameters(), lr=training.learning_rate)
         self.done, self.total, self.counted = 0, 0.0, 0
         self.seconds, self.step_seconds = 0.0, 0.0
-        self.curves = Curves()
+        self.curves = TrainingCurves()
         self.best: Best | None = None
 
     def run(self, after: Callable[[Training], None] = lambda training: None) -> None:
-        """Train until all episodes are done, and call ``after`` after each; the chosen weights are then in place."""
+        """Train to the end, calling ``after`` after each episode, then load the selected weights."""
         config = self.config.training
         while self.done < config.episodes:
             start = time.perf_counter()
@@ -144,13 +139,13 @@ class Training:
             group["lr"] = rate
         self.network.train()
         try:
-            scores, targets = answer(self.network, self.train, self.episodes[self.done], self.device)
+            scores, targets = score_queries(self.network, self.train, self.episodes[self.done], self.device)
             loss = self.network.loss(scores, targets)
         except NotFiniteError as error:
             raise self._diverged(f"Features are not finite in training episode {self.done + 1}") from error
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
-        norms = self._clip()
+        norms = self._clip_gradients()
         value = float(loss.detach())
         if not math.isfinite(value):
             raise self._diverged(f"The loss is {value} in training episode {self.done + 1}")
@@ -163,10 +158,10 @@ class Training:
 
     def _diverged(self, what: str) -> NotFiniteError:
         rate = self.config.training.learning_rate
-        return NotFiniteError(f"{what}. Take a lower training.learning_rate, which is {rate}.")
+        return NotFiniteError(f"{what}. Lower training.learning_rate (it is {rate}).")
 
-    def _clip(self) -> list[float]:
-        """As Relation Net does: encoder and comparison each by itself. Returns the norms of their gradients before."""
+    def _clip_gradients(self) -> list[float]:
+        """Clip encoder and comparison separately, as Relation Net does, and return their gradient norms before."""
         own = {id(parameter) for parameter in self.network.encoder.parameters()}
         parameters = list(self.network.parameters())
         groups = (
@@ -179,38 +174,38 @@ class Training:
         self.curves.episode.append(self.done)
         self.curves.train_loss.append(self.total / self.counted)
         self.total, self.counted = 0.0, 0
-        self._settle()
-        if self.validation is None or self.validation_episodes is None:
+        self._recompute_statistics()
+        if self.validation is None:
             return
-        found = ask(
-            self.network,
-            self.validation,
-            [self.validation_episodes[number] for number in range(self.config.training.validation_episodes)],
-            self.device,
-            transductive=self.config.test.transductive,
-        )
+        test = self.config.test
+        drawn = draw_episodes(self.validation, test, self.config.training.validation_episodes, VALIDATION_SEED)
+        found = run_episodes(self.network, self.validation, drawn, self.device, transductive=test.transductive)
         self.curves.validation_loss.append(found.loss)
         self.curves.validation_value.append(found.accuracy)
-        if self.best is None or (found.accuracy, -found.loss) > (self.best.value, -self.best.loss):
+        best = None if self.best is None else (self.best.score.value, -self.best.score.loss)
+        if best is None or (found.accuracy, -found.loss) > best:
             weights = {name: value.detach().cpu().clone() for name, value in self.network.state_dict().items()}
-            self.best = Best(self.done, found.accuracy, found.loss, weights)
+            self.best = Best(self.done, Score(found.accuracy, found.loss), weights)
 
     @torch.no_grad()
-    def _settle(self) -> None:
-        """Take the statistics of batch normalization from training episodes, with the weights as they are.
+    def _recompute_statistics(self) -> None:
+        """Recompute the batch-norm statistics from training episodes with the current weights.
 
-        The running ones are a mean over the last ten steps or so, in which a rate of 0.001 moves the weights far: SoSN
-        after 100 episodes of Omniglot named 31 % of validation queries right with them, and 73 % with these.
+        Running statistics average about the last ten steps, in which a learning rate of 0.001 moves the weights far:
+        after 100 episodes of Omniglot, SoSN classified 31 % of validation queries correctly with them, and 73 % with
+        these.
         """
-        if self.config.training.settling_episodes == 0:
+        config = self.config.training
+        if config.settling_episodes == 0:
             return
-        with settling(self.network):
-            for number in range(self.config.training.settling_episodes):
-                # Behind the last that is trained on: the same ones each time, none of which the weights were fitted to.
-                answer(self.network, self.train, self.episodes[self.config.training.episodes + number], self.device)
+        with recompute_batch_norm(self.network):
+            # The episodes after the last training episode: the same each time, and the weights were not fitted to them.
+            for number in range(config.episodes, config.episodes + config.settling_episodes):
+                score_queries(self.network, self.train, self.episodes[number], self.device)
 
     def state_dict(self) -> dict[str, Any]:
-        """All that the next episode depends on, as tensors and plain values."""
+        """Return everything that the next episode depends on, as tensors and plain values."""
+        best = self.best
         return {
             "network": self.network.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -220,75 +215,80 @@ class Training:
             "seconds": self.seconds,
             "step_seconds": self.step_seconds,
             "curves": asdict(self.curves),
-            "best": None if self.best is None else vars(self.best),
+            "best": best and {"episode": best.episode, "score": asdict(best.score), "weights": best.weights},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where :meth:`state_dict` was taken."""
+        """Resume from :meth:`state_dict`."""
         self.network.load_state_dict(state["network"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.done, self.total, self.counted = state["done"], state["total"], state["counted"]
         self.seconds, self.step_seconds = state["seconds"], state["step_seconds"]
-        self.curves = Curves(**state["curves"])
-        self.best = None if state["best"] is None else Best(**state["best"])
+        self.curves = TrainingCurves(**state["curves"])
+        best = state["best"]
+        self.best = best and Best(best["episode"], Score(**best["score"]), best["weights"])
+
+
+# ---- episodes --------------------------------------------------------------------------------------------------------
 
 
 def require_episodes(config: FewShotConfig, data: FewShotSet, ways: Sequence[int] = ()) -> None:
-    """Refuse episodes that the pictures cannot fill, before anything is trained; the error names the split.
+    """Refuse episodes for which the data has too few images or classes; the error names the split.
 
     Args:
-        config: what is trained and tested.
-        data: the pictures.
-        ways: numbers of classes that are tested besides.
+        config: all settings.
+        data: the images.
+        ways: further numbers of classes that are tested.
     """
     training, test = config.training, config.test
-    asked: list[tuple[str, int, int, int, bool]] = [
+    needed: list[tuple[str, int, int, int, bool]] = [
         ("train", training.way or test.way, training.shot or test.shot, training.queries, training.turns)
     ]
     if training.validation_episodes and "validation" in data.splits:
-        asked.append(("validation", test.way, test.shot, test.queries, False))
-    asked += [("test", way, test.shot, test.queries, False) for way in dict.fromkeys([test.way, *ways])]
-    for form in asked:
-        _require_episode(data, config.problem, *form)
+        needed.append(("validation", test.way, test.shot, test.queries, False))
+    needed += [("test", way, test.shot, test.queries, False) for way in dict.fromkeys([test.way, *ways])]
+    for episode in needed:
+        _require_episode(config, data, *episode)
 
 
 def _require_episode(
-    data: FewShotSet, problem: str | None, split: str, way: int, shot: int, queries: int, turns: bool
+    config: FewShotConfig, data: FewShotSet, split: str, way: int, shot: int, queries: int, turns: bool
 ) -> None:
     try:
         Episodes(data[split].targets, way, shot, queries, turns=turns)
     except EpisodeError as error:
-        remedy = "The settings train_classes, validation_classes and class_order divide the classes otherwise"
-        remedy += "; training.validation_episodes 0 does without it." if split == "validation" else "."
-        if problem is not None:
-            remedy = f"The problem {problem} divides the classes; others have other ones."
+        remedy = "Change train_classes, validation_classes and class_order to divide the classes otherwise"
+        remedy += ", or set training.validation_episodes to 0." if split == "validation" else "."
+        if config.problem is not None:
+            remedy = f"The classes are those of the problem {config.problem}."
         raise EpisodeError(f"The split {split} of {data.name}: {error} {remedy}") from error
 
 
-def draw_episodes(bank: ImageBank, test: EpisodeConfig, seed: int = TEST_SEED) -> Episodes:
-    """The episodes that everyone is asked."""
-    return Episodes(bank.targets, test.way, test.shot, test.queries, seed=seed)
+def draw_episodes(bank: ImageBank, test: EpisodeConfig, count: int, seed: int = TEST_SEED) -> list[Episode]:
+    """Return the first test or validation episodes, which are the same for all methods."""
+    episodes = Episodes(bank.targets, test.way, test.shot, test.queries, seed=seed)
+    return [episodes[number] for number in range(count)]
 
 
-def answer(
+def score_queries(
     network: EpisodeNetwork, bank: ImageBank, episode: Episode, device: str = "cpu"
 ) -> tuple[Tensor, Tensor]:  # shape: (L Q, L), (L Q,)
-    """The scores of all queries of an episode, and their places among its classes."""
+    """Return the scores of all queries of an episode, and the index of the true class of each."""
     targets = torch.arange(episode.way, device=device).repeat_interleave(episode.queries)
-    return network(*pictures(bank, episode, device)), targets
+    return network(*read_episode(bank, episode, device)), targets
 
 
-def pictures(
+def read_episode(
     bank: ImageBank, episode: Episode, device: str = "cpu"
 ) -> tuple[Tensor, Tensor]:  # shape: (L, J, C, H, W), (L Q, C, H, W)
-    """Support and queries of an episode."""
+    """Return the support and query images of an episode."""
     turns = episode.turns[:, None] if bool(episode.turns.any()) else None
     support, query = (bank.batch(rows, turns).to(device) for rows in (episode.support, episode.query))
     return support, query.flatten(0, 1)
 
 
 @torch.no_grad()
-def ask(
+def run_episodes(
     network: EpisodeNetwork,
     bank: ImageBank,
     episodes: Sequence[Episode],
@@ -296,26 +296,25 @@ def ask(
     *,
     transductive: bool = False,
     watch: Callable[[int], None] = lambda done: None,
-) -> Answers:
-    """Let a network answer episodes, one after the other.
+) -> EpisodeScores:
+    """Test a network in episodes; it is left in evaluation mode.
 
     Args:
-        network: is left in evaluation mode.
-        bank: the pictures that the episodes are about.
+        network: the network.
+        bank: the images that the episodes refer to.
         episodes: at least one, all of the same form.
         device: of the network.
-        transductive: whether batch normalization takes its statistics from the episode.
-        watch: called with the number of episodes that are done, after each.
+        transductive: whether batch normalization uses the statistics of the episode.
+        watch: called with the number of finished episodes, after each.
     """
-    network.eval()
     right, losses = [], []
-    with statistics_of_batches(network) if transductive else contextlib.nullcontext():
+    with _evaluation(network, transductive):
         for number, episode in enumerate(episodes, 1):
-            scores, targets = answer(network, bank, episode, device)
+            scores, targets = score_queries(network, bank, episode, device)
             right.append(int((scores.argmax(1) == targets).sum()))
             losses.append(float(network.loss(scores, targets)))
             watch(number)
-    return Answers(right, episodes[0].way * episodes[0].queries, math.fsum(losses) / len(losses))
+    return EpisodeScores(tuple(right), episodes[0].way * episodes[0].queries, math.fsum(losses) / len(losses))
 
 
 @torch.no_grad()
@@ -326,19 +325,20 @@ def episode_spectrum(
     device: str = "cpu",
     *,
     transductive: bool = False,
-) -> dict[str, Any] | None:
-    """Of the queries of the first episodes, see :func:`powerpool.tasks.spectra.mean_spectrum`.
-
-    They are encoded as in :func:`ask`: in a transductive test the statistics are those of the episode.
-    """
-    own, wanted = normalization(network), len(spread_out(len(episodes) * episodes[0].way * episodes[0].queries))
+) -> Spectrum | None:
+    """Return the mean spectrum of the queries of the first episodes, which are encoded as in :func:`run_episodes`."""
+    wanted = len(spread_out(len(episodes) * episodes[0].way * episodes[0].queries))
 
     def sets() -> Iterator[FeatureSet]:
         for episode in episodes:
-            support, query = pictures(bank, episode, device)
+            support, query = read_episode(bank, episode, device)
             maps = network.encode(torch.cat([support.flatten(0, 1), query]))
             yield from feature_sets(network, maps[-len(query) :])
 
+    with _evaluation(network, transductive):
+        return mean_spectrum(normalization(network), islice(sets(), wanted))
+
+
+def _evaluation(network: EpisodeNetwork, transductive: bool) -> contextlib.AbstractContextManager[None]:
     network.eval()
-    with statistics_of_batches(network) if transductive else contextlib.nullcontext():
-        return mean_spectrum(own, islice(sets(), wanted))
+    return use_batch_statistics(network) if transductive else contextlib.nullcontext()

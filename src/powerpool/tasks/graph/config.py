@@ -16,6 +16,8 @@ Features = Literal["auto", "labels", "degree", "constant"]
 Protocol = Literal["validation-only", "retrain"]
 BatchNorm = Literal["recomputed", "running"]
 PROTOCOLS: tuple[str, ...] = get_args(Protocol)
+MOST_LAYERS = 256
+"""More come from damaged or hostile files, and would take long to build."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,9 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         require_choice(self.method, tuple(GRAPH_METHODS), "model.method")
-        require_at_least(1, "model", hidden=self.hidden, layers=self.layers, iterations=self.iterations)
+        require_at_least(1, "model", hidden=self.hidden, iterations=self.iterations)
+        if not 1 <= self.layers <= MOST_LAYERS:
+            raise ArgumentError(f"model.layers must be from 1 to {MOST_LAYERS} (got {self.layers}).")
         if self.neighbours is not None:
             require_at_least(1, "model", neighbours=self.neighbours)
         if not 0 <= self.dropout < 1:

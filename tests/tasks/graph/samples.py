@@ -21,7 +21,7 @@ def small_config(method: str = "SOP+SpecMaxExpF", **changes: Any) -> GraphConfig
 
 
 def rings_and_stars(count: int = 24, first: int = 0) -> list[Graph]:
-    """Rings are of class 7, stars of class 3; node labels 2, 5 and 9 say nothing about that."""
+    """Rings are of class 7, stars of class 3; node labels 2, 5 and 9 do not depend on the class."""
     graphs = []
     for number in range(first, first + count):
         size = 4 + number % 3
@@ -33,7 +33,7 @@ def rings_and_stars(count: int = 24, first: int = 0) -> list[Graph]:
 
 
 def write_own_set(folder: Path, graphs: list[Graph] | None = None, without: str = "", name: str = "OWN") -> Path:
-    """A user's folder in TU format; ``without`` is the kind of file that is left out."""
+    """A custom folder in the TU format; ``without`` is the kind of file that is left out."""
     content = texts(rings_and_stars() if graphs is None else graphs)
     return write_folder(folder, {kind: text for kind, text in content.items() if kind != without}, name)
 

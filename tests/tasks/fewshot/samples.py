@@ -1,4 +1,4 @@
-"""Small configurations and pictures that the tests of few-shot learning share."""
+"""Small configurations and images that the tests of few-shot learning share."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from powerpool.tasks.fewshot.config import EpisodeConfig, FewShotConfig, ModelCo
 
 
 def small_config(method: str = "SoSN(x)+SigmE", **changes: Any) -> FewShotConfig:
-    """Pictures of 16 pixels, eight channels, two classes in an episode; ``changes`` replace fields, also of groups."""
+    """Images of 16 pixels, eight channels, two classes in an episode; ``changes`` replace fields, also of groups."""
     model = {"hidden": 8, **changes.pop("model", {})}
     test = {"way": 2, "count": 6, **changes.pop("test", {})}
     training = {
@@ -32,7 +32,7 @@ def small_config(method: str = "SoSN(x)+SigmE", **changes: Any) -> FewShotConfig
 
 
 def stripes(classes: int = 6, each: int = 8, size: int = 16, seed: int = 0) -> ImageBank:
-    """Classes are directions of stripes, in pictures that differ by phase and noise."""
+    """Classes are directions of stripes; their images differ by phase and noise."""
     generator = torch.Generator().manual_seed(seed)
     angles = torch.arange(classes) * torch.pi / classes
     place = torch.arange(size, dtype=torch.float32)
@@ -47,7 +47,7 @@ def stripes(classes: int = 6, each: int = 8, size: int = 16, seed: int = 0) -> I
 
 
 def stripe_set(seed: int = 0) -> FewShotSet:
-    """The same directions in every split, in other pictures."""
+    """The same directions in every split, in other images."""
     splits = {name: stripes(seed=3 * seed + number) for number, name in enumerate(("train", "validation", "test"))}
     return FewShotSet("stripes", splits, f"digest {seed}")
 
@@ -57,14 +57,20 @@ def without_validation(data: FewShotSet) -> FewShotSet:
 
 
 def write_folder(folder: Path, classes: int = 12, each: int = 6, size: int = 20) -> Path:
-    """A user's folder of class folders: bars of a direction and place."""
+    """A custom folder of class folders: bars of a direction and place."""
     for label in range(classes):
         place = folder / f"bar{label:02d}"
         place.mkdir(parents=True, exist_ok=True)
         for number in range(each):
-            picture = Image.new("RGB", (size, size), (10 * number, 0, 0))
+            image = Image.new("RGB", (size, size), (10 * number, 0, 0))
             start = 2 + label % 6 * 3
             box = (start, number % 3, start + 2, size - 1) if label < 6 else (number % 3, start, size - 1, start + 2)
-            ImageDraw.Draw(picture).rectangle(box, fill=(255, 255, 200 + number))
-            picture.save(place / f"{number}.png")
+            ImageDraw.Draw(image).rectangle(box, fill=(255, 255, 200 + number))
+            image.save(place / f"{number}.png")
     return folder
+
+
+def assert_same_weights(one: torch.nn.Module, two: torch.nn.Module) -> None:
+    """Bit for bit."""
+    for name, value in one.state_dict().items():
+        assert torch.equal(value, two.state_dict()[name]), name

@@ -1,0 +1,371 @@
+"""Trained few-shot networks: loading them from run folders, testing them, and predicting with them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from powerpool.data import FewShotSet, ImageBank, ImageSplit, Splits, list_images, load_fewshot, load_images
+from powerpool.data.banks import Resize, read_bank
+from powerpool.data.images import Corrupt
+from powerpool.data.layouts import is_open_mic
+from powerpool.errors import ArgumentError, RecordError
+from powerpool.runs.compare import summarize
+from powerpool.runs.config import read_recipe
+from powerpool.runs.environment import environment
+from powerpool.runs.folder import CONFIG, MODEL, DataIdentity, build_network, is_data_of, read_identity, read_model
+from powerpool.runs.record import Spectrum
+from powerpool.runs.typed import Json, to_json
+from powerpool.tasks.base import Evaluation, Predictions, TextTable, Watch, ignore_progress
+from powerpool.tasks.fewshot.config import EpisodeConfig, FewShotConfig, ModelConfig, require_image_format
+from powerpool.tasks.fewshot.model import EpisodeNetwork, feature_sets, make_network, normalization
+from powerpool.tasks.fewshot.options import EvaluateOptions, PredictOptions
+from powerpool.tasks.fewshot.training import EpisodeScores, draw_episodes, episode_spectrum, run_episodes
+from powerpool.tasks.pooling import FeatureSource, Samples
+from powerpool.tasks.training import require_device
+
+SHOWN = 3
+"""Number of classes that a prediction lists, the most similar first."""
+TEST_OPTIONS = ("way", "shot", "queries", "count", "transductive")
+ANALYSIS_BATCH = 64
+
+
+@dataclass(frozen=True)
+class ImageFormat:
+    """How images are read for a network; see :class:`powerpool.tasks.fewshot.config.FewShotConfig`."""
+
+    size: int
+    channels: int
+    resize: Resize
+    invert: bool
+    centred: bool = False
+    """Whether the mean image is subtracted, as for Open MIC."""
+
+    @classmethod
+    def of(cls, config: FewShotConfig) -> ImageFormat:
+        """Return the format of a configuration."""
+        return cls(config.size, config.channels, config.resize, config.invert, config.problem is not None)
+
+    def apply(self, config: FewShotConfig) -> FewShotConfig:
+        """Return a configuration that reads images in this format."""
+        return replace(config, size=self.size, channels=self.channels, resize=self.resize, invert=self.invert)
+
+    def read(self, split: ImageSplit, classes: tuple[str, ...], corrupt: Corrupt = "error") -> ImageBank:
+        """Read images into memory, without centring them."""
+        settings = {name: value for name, value in asdict(self).items() if name != "centred"}
+        return read_bank(split, classes, **settings, corrupt=corrupt)
+
+    def read_all(
+        self, data: str, root: str | None = None, *, download: bool = False, corrupt: Corrupt = "error"
+    ) -> tuple[ImageBank, str]:
+        """Read all images of a data set, which may have nested class folders; return them and its name."""
+        images = load_images(data, root, download=download, splits=Splits(validation=0.0, test=0.0), nested=True)
+        first, *others = images.splits.values()
+        bank = self.read(sum(others, start=first), images.classes, corrupt)
+        return bank.centred() if self.centred else bank, images.name
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """What ``model.json`` holds: the settings of the network, and how images are read for it."""
+
+    config: ModelConfig
+    images: ImageFormat
+
+    def __post_init__(self) -> None:
+        require_image_format(self.images.size, self.images.channels, self.config.method)
+
+
+@dataclass(frozen=True, eq=False)
+class TrainedModel:
+    """A network, and how images are read for it.
+
+    Example:
+        >>> network = make_network(ModelConfig("SoSN(x)+SigmE", hidden=8), channels=1, size=28)
+        >>> model = TrainedModel(network.eval(), ImageFormat(28, 1, "squeeze", False))
+        >>> support = [torch.rand(3, 1, 28, 28), torch.rand(1, 1, 28, 28)]  # two classes, with three images and one
+        >>> model.scores(support, torch.rand(4, 1, 28, 28)).shape
+        torch.Size([4, 2])
+    """
+
+    network: EpisodeNetwork
+    images: ImageFormat
+
+    @property
+    def spec(self) -> ModelSpec:
+        """What is stored beside the weights."""
+        return ModelSpec(self.network.config, self.images)
+
+    @torch.no_grad()
+    def scores(
+        self,
+        support: Sequence[Tensor],  # shape: (J_c, C, H, W) for each class c
+        query: Tensor,  # shape: (n, C, H, W)
+        batch_size: int = 64,
+    ) -> Tensor:  # shape: (n, L)
+        """Return the similarity of each query to each class; classes may have different numbers of images."""
+        network = self.network.eval()
+        classes = torch.cat([network.represent(network.encode(images)[None]) for images in support])
+        return torch.cat([network.match_in_parts(classes, network.encode(part)) for part in query.split(batch_size)])
+
+
+def read_set(config: FewShotConfig, watch: Watch = ignore_progress) -> FewShotSet:
+    """Read the images of a configuration; see :func:`powerpool.data.load_fewshot`."""
+    return load_fewshot(
+        config.data,
+        config.data_root,
+        size=config.size,
+        channels=config.channels,
+        cut=config.cut,
+        problem=config.problem,
+        invert=config.invert,
+        resize=config.resize,
+        download=config.download,
+        corrupt=config.corrupt,
+        watch=lambda split, done, count: watch(f"images of {split}", done, count),
+    )
+
+
+def load_run(folder: str | Path) -> TrainedModel:
+    """Load the model of a run folder."""
+    stored = read_model(folder, "fewshot", ModelSpec, _convert_old)
+    config, images = stored.spec.config, stored.spec.images
+
+    def make() -> EpisodeNetwork:
+        return make_network(config, images.channels, images.size)
+
+    return TrainedModel(build_network(make, stored.weights, Path(folder, MODEL)), images)
+
+
+def _convert_old(state: dict[str, Json]) -> Json:
+    """Convert the content of a ``model.pt`` of version 0.1, which had other names for two settings."""
+    names = {"eta_prime": "sigme_eta", "gamma_prime": "asinhe_gamma"}
+    config = {names.get(name, name): value for name, value in state["config"].items()}
+    return {"config": config, "images": state["pictures"]}
+
+
+def read_pretrained(config: FewShotConfig, data: FewShotSet) -> dict[str, Tensor] | None:
+    """Return the weights that a training starts from; None if the configuration names no run.
+
+    A run on a data set of the same name with other images or another division of its classes is refused: classes that
+    are tested now may have been trained on.
+    """
+    if config.pretrained is None:
+        return None
+    found = read_identity(config.pretrained)
+    if found is not None and found.name == data.name and found.digest != data.digest:
+        raise RecordError(
+            f"pretrained {config.pretrained} was trained on {data.name} with other images or other training classes: "
+            "it may have seen classes that are tested now."
+        )
+    model = load_run(config.pretrained)
+    ours, theirs = config.model, model.network.config
+    for name in ("method", "hidden"):
+        if getattr(ours, name) != getattr(theirs, name):
+            raise RecordError(
+                f"pretrained {config.pretrained} was trained with model.{name} {getattr(theirs, name)}, but this run "
+                f"has {getattr(ours, name)}."
+            )
+    weights = model.network.state_dict()
+    for name, value in make_network(ours, config.channels, config.size).state_dict().items():
+        if weights[name].shape != value.shape:
+            raise RecordError(
+                f"pretrained {config.pretrained} has {model.images.size} pixels, {model.images.channels} channels and "
+                f"{theirs.pivots} pivots, but this run has {config.size}, {config.channels} and {ours.pivots}: "
+                f"{name} does not fit."
+            )
+    return weights
+
+
+# ---- test and evaluate -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class EpisodeTest:
+    """A test in episodes: scores, mean spectrum of some queries, and the time that the scores took."""
+
+    scores: EpisodeScores
+    spectrum: Spectrum | None
+    seconds: float
+
+
+def run_test(
+    model: TrainedModel, bank: ImageBank, episodes: EpisodeConfig, device: str = "cpu", watch: Watch = ignore_progress
+) -> EpisodeTest:
+    """Test a model in the test episodes, which are the same for all models."""
+    start = time.perf_counter()
+    drawn = draw_episodes(bank, episodes, episodes.count)
+    network, transductive = model.network.to(require_device(device)), episodes.transductive
+    what = f"test episodes, {episodes.way}-way"
+    scores = run_episodes(
+        network, bank, drawn, device, transductive=transductive, watch=lambda done: watch(what, done, len(drawn))
+    )
+    seconds = time.perf_counter() - start
+    return EpisodeTest(scores, episode_spectrum(network, bank, drawn, device, transductive=transductive), seconds)
+
+
+def describe_accuracy(accuracies: Sequence[float]) -> str:
+    """Return the mean with half the width of its 95 % interval.
+
+    Example:
+        >>> describe_accuracy([50.0, 60.0, 70.0, 80.0])
+        '65.00 ± 20.54'
+    """
+    found = summarize(accuracies)
+    spread = "" if found.interval is None else f" ± {(found.interval[1] - found.interval[0]) / 2:.2f}"
+    return f"{found.mean:.2f}{spread}"
+
+
+@dataclass(frozen=True)
+class FewShotEvaluation(Evaluation):
+    """The test of a model in episodes of some images."""
+
+    method: str
+    images: str
+    """Which images were tested."""
+    episodes: EpisodeConfig
+    test: EpisodeTest
+    remarks: tuple[str, ...] = ()
+
+    def plain(self) -> dict[str, Json]:
+        scores, spectrum = self.test.scores, self.test.spectrum
+        return {
+            "pictures": self.images,
+            "method": self.method,
+            "test": asdict(self.episodes),
+            "value": scores.accuracy,
+            "right_by_episode": " ".join(map(str, scores.right)),
+            "queries": scores.queries,
+            "count": len(scores.right),
+            "test_loss": scores.loss,
+            "test_seconds": self.test.seconds,
+            **({} if spectrum is None else {"spectrum": to_json(spectrum)}),
+            "environment": to_json(environment()),
+        }
+
+    def tables(self) -> list[TextTable]:
+        scores, episodes = self.test.scores, self.episodes
+        accuracy = describe_accuracy([100 * right / scores.queries for right in scores.right])
+        row = (episodes.way, episodes.shot, episodes.queries, episodes.count, accuracy, f"{scores.loss:.4f}")
+        title = f"{self.method} on {self.images}{', transductive' if episodes.transductive else ''}"
+        columns = ("way", "shot", "queries", "episodes", "accuracy %", "loss")
+        return [TextTable(title, columns, (tuple(map(str, row)),))]
+
+
+def evaluate(options: EvaluateOptions, watch: Watch) -> FewShotEvaluation:
+    """Test the model of a run: on its test classes, or on all classes of other data."""
+    model = load_run(options.run)
+    config = read_recipe(Path(options.run, CONFIG), FewShotConfig)
+    given = {name: getattr(options, name) for name in TEST_OPTIONS if getattr(options, name) is not None}
+    episodes = replace(config.test, **given)
+    if options.data is None:
+        bank, which, remarks = _read_own_test(model, config, options, watch)
+    else:
+        bank, which, remarks = _read_other(model, config, options)
+    tested = run_test(model, bank, episodes, options.device, watch)
+    return FewShotEvaluation(model.network.config.method, which, episodes, tested, tuple(remarks))
+
+
+def _read_own_test(
+    model: TrainedModel, config: FewShotConfig, options: EvaluateOptions, watch: Watch
+) -> tuple[ImageBank, str, list[str]]:
+    """Return the test images of a run, their description, and remarks."""
+    own = replace(config, data_root=options.data_root or config.data_root, download=options.download)
+    data = read_set(model.images.apply(replace(own, corrupt=options.corrupt)), watch)
+    if not is_data_of(options.run, data.digest):
+        raise RecordError(
+            f"{data.name} has changed since the run was trained, so its test classes are unknown. Name the images to "
+            "test with --data."
+        )
+    return data["test"], f"test classes of {data.name}", describe_skipped(data)
+
+
+def _read_other(
+    model: TrainedModel, config: FewShotConfig, options: EvaluateOptions
+) -> tuple[ImageBank, str, list[str]]:
+    """Return all images of other data, their description, and remarks."""
+    root = options.data_root or config.data_root
+    bank, name = model.images.read_all(str(options.data), root, download=options.download, corrupt=options.corrupt)
+    if is_open_mic(bank.names):
+        raise ArgumentError(
+            f"{options.data} is Open MIC, which is tested by its problems, not by all its classes. Train a run with "
+            "--data open_mic --problem, and evaluate it without --data."
+        )
+    identity = read_identity(options.run)
+    trained = identity is not None and identity.name == name
+    remarks = [f"The network was trained on some of these classes of {name}."] if trained else []
+    return bank, f"all classes of {name}", remarks
+
+
+def describe_skipped(data: FewShotSet) -> list[str]:
+    """Return a remark about images that could not be read."""
+    if not data.skipped:
+        return []
+    return [f"{len(data.skipped)} images cannot be read and were skipped, such as {data.skipped[0]}."]
+
+
+# ---- predict ---------------------------------------------------------------------------------------------------------
+
+
+def predict(options: PredictOptions) -> Predictions:
+    """Classify images by a few example images of each class."""
+    model = load_run(options.run)
+    bank, _ = model.images.read_all(options.support, corrupt=options.corrupt)
+    labels = bank.targets.unique().tolist()
+    if len(labels) < 2:
+        raise ArgumentError(
+            f"support must contain a folder of example images for each of at least two classes (got {len(labels)} in "
+            f"{options.support})."
+        )
+    support = [bank.batch((bank.targets == label).nonzero().flatten()) for label in labels]
+    files = list_images(options.pictures)
+    queries = model.images.read(files, (), options.corrupt)
+    remarks = tuple(f"skipped, not readable: {name}" for name in sorted({*files.names} - {*queries.names}))
+    queries = replace(queries, mean=bank.mean)  # of the examples: the queries may all be of one class
+    scores = model.scores(support, queries.batch(torch.arange(len(queries))))
+    classes = [bank.classes[label] for label in labels]
+    rows = [
+        {
+            "picture": name,
+            "class": classes[int(row.argmax())],
+            "score": float(row.max()),
+            **{f"score of {label}": float(value) for label, value in zip(classes, row, strict=True)},
+        }
+        for name, row in zip(queries.names, scores, strict=True)
+    ]
+    return Predictions(rows, _tabulate(queries.names, scores, classes), remarks)
+
+
+def _tabulate(names: Sequence[str], scores: Tensor, classes: Sequence[str]) -> TextTable:
+    best = scores.topk(min(SHOWN, len(classes)), dim=-1)
+    rows = []
+    for name, values, places in zip(names, best.values.tolist(), best.indices.tolist(), strict=True):
+        others = [f"{classes[place]} {value:.3f}" for place, value in zip(places[1:], values[1:], strict=True)]
+        rows.append((name, classes[places[0]], f"{values[0]:.3f}", ", ".join(others)))
+    return TextTable("", ("image", "class", "score", "next"), tuple(rows), ("image", "class", "next"))
+
+
+# ---- analysis --------------------------------------------------------------------------------------------------------
+
+
+def feature_source(folder: Path, samples: Samples) -> FeatureSource:
+    """Return the features that the network of a run pools, one set for each drawn image."""
+    model, identity = load_run(folder), None
+    if samples.data is not None:
+        bank, found = model.images.read_all(samples.data, samples.data_root, download=samples.download)
+        name = f"all images of {found}"
+    else:
+        config = read_recipe(folder / CONFIG, FewShotConfig)
+        own = replace(config, data_root=samples.data_root or config.data_root, download=samples.download)
+        data = read_set(model.images.apply(own))
+        bank, identity = data[samples.split], DataIdentity(data.name, data.digest)
+        name = f"images of the {samples.split} classes of {data.name}"
+    network, drawn = model.network, samples.draw(torch.arange(len(bank)))
+    parts = (network.encode(bank.batch(part)) for part in drawn.split(ANALYSIS_BATCH))
+    sets = (one for maps in parts for one in feature_sets(network, maps))
+    return FeatureSource(normalization(network), sets, len(drawn), name, identity)

@@ -1,0 +1,224 @@
+"""``powerpool train|evaluate|predict fewshot`` on a custom folder of images: outputs, Ctrl-C, and bad input."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from powerpool.cli.main import main
+from powerpool.runs.record import RunRecord
+from powerpool.tasks.fewshot.inference import TrainedModel, load_run
+from powerpool.tasks.fewshot.task import TASK
+from tests.tasks.fewshot.samples import write_folder
+
+PATIENCE = 300  # seconds
+CUT = ["--train_classes", "6", "--validation_classes", "3", "--class_order", "drawn"]
+EPISODES = ["--test.way", "2", "--test.count", "10", "--training.episodes", "4", "--training.validate_every", "2"]
+FEW = ["--training.validation_episodes", "5", "--training.settling_episodes", "2"]
+SMALL = [*CUT, *EPISODES, *FEW, "--size", "16", "--channels", "1", "--model.hidden", "4"]
+
+
+def run(*words: object) -> int:
+    return main([str(word) for word in words])
+
+
+def refusal(capsys, *words: object) -> str:
+    """Return the error of a command that is refused: one line, and exit code 2."""
+    capsys.readouterr()
+    assert run(*words) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    (line,) = err.splitlines()
+    return line
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory):
+    return write_folder(tmp_path_factory.mktemp("own") / "bars")
+
+
+@pytest.fixture(scope="module")
+def trained(images, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    assert run("train", "fewshot", "--data", images, *SMALL, "--out", folder) == 0
+    return folder
+
+
+def test_a_run_folder_holds_model_record_and_settings(trained, images):
+    record = RunRecord.read(trained / "record.json")
+    assert (record.task, record.data, record.method) == ("fewshot", "bars", "SoSN(x+L)+SigmE")
+    assert record.protocol == "2-way-1-shot"
+    assert record.config["data"] == "bars"
+    assert record.config["pictures"] == {"train": 36, "validation": 18, "test": 18}
+    assert str(images) not in (trained / "record.json").read_text()
+    assert str(images) in (trained / "config.yaml").read_text()
+    assert load_run(trained).images.size == 16
+
+
+def test_a_finished_run_is_trained_again_only_on_request(trained, images, tmp_path, capsys):
+    copy = tmp_path / "run"
+    shutil.copytree(trained, copy)
+    command = ["train", "fewshot", "--data", images, *SMALL, "--out", copy]
+    assert "finished" in refusal(capsys, *command)
+    assert "other settings" in refusal(capsys, *command, "--seed", "1")
+    assert run(*command, "--seed", "1", "--overwrite", "true") == 0
+    out, err = capsys.readouterr()
+    record = RunRecord.read(copy / "record.json")
+    assert record.seed == 1
+    assert f"accuracy {record.mean:.2f} ± " in out
+    assert "episode 2 of 4: loss " in err
+
+
+def test_evaluate_repeats_the_test_and_takes_other_episodes(trained, capsys, tmp_path):
+    assert run("evaluate", "fewshot", "--run", trained, "--out", tmp_path) == 0
+    (result,) = RunRecord.read(trained / "record.json").results
+    found = json.loads((tmp_path / "evaluation.json").read_text())
+    assert found["right_by_episode"] == " ".join(map(str, result.right))
+    assert found["value"] == result.value
+    assert f"{result.value:.2f}" in capsys.readouterr().out
+    more = ["--way", "3", "--shot", "2", "--queries", "1", "--count", "5", "--transductive", "true"]
+    assert run("evaluate", "fewshot", "--run", trained, "--out", tmp_path, *more) == 0
+    found = json.loads((tmp_path / "evaluation.json").read_text())
+    wanted = {"way": 3, "shot": 2, "queries": 1, "count": 5, "transductive": True}
+    assert (found["test"], found["queries"], found["count"]) == (wanted, 3, 5)
+
+
+def test_evaluate_takes_other_images_in_nested_folders_but_not_open_mic(trained, images, tmp_path, capsys):
+    for name in ("first", "second"):
+        write_folder(tmp_path / "other" / name, classes=2)
+    words = ["evaluate", "fewshot", "--run", trained, "--out", tmp_path, "--data"]
+    assert run(*words, tmp_path / "other", "--way", "4") == 0
+    assert json.loads((tmp_path / "evaluation.json").read_text())["pictures"] == "all classes of other"
+    assert run(*words, images) == 0
+    assert "trained on" in capsys.readouterr().err
+    write_folder(tmp_path / "museum/shn/target", classes=2)
+    assert "Open MIC" in refusal(capsys, *words, tmp_path / "museum")
+
+
+def test_bad_input_is_refused_in_one_line(trained, images, tmp_path, capsys):
+    evaluate = ["evaluate", "fewshot", "--out", tmp_path, "--run"]
+    train = ["train", "fewshot", "--data", images, *SMALL, "--out", tmp_path / "no"]
+    assert "at most 3" in refusal(capsys, *evaluate, trained, "--way", "9")
+    assert "nowhere" in refusal(capsys, *evaluate, tmp_path / "nowhere")
+    if not torch.cuda.is_available():
+        assert "cuda" in refusal(capsys, *evaluate, trained, "--device", "cuda")
+    assert "at most" in refusal(capsys, *train, "--test.way", "9")
+    assert "at most 6" in refusal(capsys, *train, "--test.shot", "9")
+    assert "train_classes" in refusal(capsys, *train, "--train_classes", "11", "--validation_classes", "1")
+    assert "SoSN(x)" in refusal(capsys, *train, "--model.method", "SoSM")
+    fits_not = refusal(capsys, *train, "--pretrained", trained, "--model.method", "SoSN(x)+AsinhE")
+    assert "model.method SoSN(x+L)+SigmE" in fits_not
+    assert not (tmp_path / "no").exists()
+
+
+def test_changed_data_is_noticed(trained, images, tmp_path, capsys):
+    changed, copy = tmp_path / "bars", tmp_path / "run"
+    shutil.copytree(images, changed)
+    (changed / "bar00" / "0.png").unlink()
+    shutil.copytree(trained, copy)
+    config = (copy / "config.yaml").read_text().replace(str(images), str(changed))
+    (copy / "config.yaml").write_text(config)
+    assert "bars has changed" in refusal(capsys, "evaluate", "fewshot", "--run", copy)
+
+
+def test_unreadable_images_are_an_error_or_skipped_and_counted(images, tmp_path, capsys):
+    damaged = tmp_path / "bars"
+    shutil.copytree(images, damaged)
+    (damaged / "bar00" / "0.png").write_bytes(b"damaged")
+    command = ["train", "fewshot", "--data", damaged, *SMALL, "--out", tmp_path / "run"]
+    assert "0.png" in refusal(capsys, *command)
+    assert run(*command, "--corrupt", "skip") == 0
+    assert "1 images" in capsys.readouterr().err
+
+
+# ---- predict ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def examples(images, tmp_path):
+    """Two classes with three examples and one, and images to classify."""
+    for label, count in (("bar00", 3), ("bar07", 1)):
+        (tmp_path / "examples" / label).mkdir(parents=True)
+        for number in range(count):
+            shutil.copy(images / label / f"{number}.png", tmp_path / "examples" / label)
+    (tmp_path / "new").mkdir()
+    for label in ("bar00", "bar07"):
+        shutil.copy(images / label / "5.png", tmp_path / "new" / f"{label}.png")
+    return tmp_path
+
+
+def test_images_are_classified_by_a_few_examples(trained, examples, capsys):
+    words = ["predict", "fewshot", "--run", trained, "--support", examples / "examples", examples / "new"]
+    assert run(*words) == 0
+    assert "bar07" in capsys.readouterr().out
+    for name in ("answers.csv", "answers.json"):
+        assert run(*words, "--out", examples / name) == 0
+    rows = json.loads((examples / "answers.json").read_text())
+    assert [Path(row["picture"]).name for row in rows] == ["bar00.png", "bar07.png"]
+    for row in rows:
+        scores = {label: row[f"score of {label}"] for label in ("bar00", "bar07")}
+        assert row["class"] == max(scores, key=scores.get)
+        assert row["score"] == max(scores.values())
+    with (examples / "answers.csv").open() as file:
+        assert [float(row["score"]) for row in csv.DictReader(file)] == [row["score"] for row in rows]
+
+
+def test_bad_examples_and_images_are_refused_or_skipped(trained, examples, capsys):
+    predict = ["predict", "fewshot", "--run", trained, "--support"]
+    shutil.copytree(examples / "new", examples / "one" / "class")
+    assert "two classes" in refusal(capsys, *predict, examples / "one", examples / "new")
+    assert "nowhere" in refusal(capsys, *predict, examples / "nowhere", examples / "new")
+    (examples / "new" / "broken.png").write_bytes(b"damaged")
+    assert "broken.png" in refusal(capsys, *predict, examples / "examples", examples / "new")
+    assert run(*predict, examples / "examples", examples / "new", "--corrupt", "skip") == 0
+    out, err = capsys.readouterr()
+    assert "broken.png" in err
+    assert "broken.png" not in out
+
+
+def test_a_model_of_centred_images_centres_by_the_examples(trained, examples, monkeypatch):
+    found = []
+    real = TrainedModel.scores
+
+    def noted(self, support, query):
+        found.append((support, query))
+        return real(self, support, query)
+
+    monkeypatch.setattr(TrainedModel, "scores", noted)
+    words = ["--support", examples / "examples", examples / "new"]
+    assert run("predict", "fewshot", "--run", trained, *words, "--out", examples / "plain.csv") == 0
+    model = load_run(trained)
+    TASK.save(replace(model, images=replace(model.images, centred=True)), examples / "run")
+    assert run("predict", "fewshot", "--run", examples / "run", *words, "--out", examples / "centred.csv") == 0
+    (plain_support, plain_query), (support, query) = found
+    mean = torch.cat(plain_support).mean(0)
+    torch.testing.assert_close(torch.cat(support), torch.cat(plain_support) - mean)
+    torch.testing.assert_close(query, plain_query - mean)
+
+
+def test_an_interrupted_command_is_resumed_by_the_same_command(images, tmp_path):
+    slow = ["--training.episodes", "60", "--training.validate_every", "60"]
+    words = [sys.executable, "-m", "powerpool", "train", "fewshot", "--data", images, *SMALL, *slow]
+    program = [*map(str, words), "--out", str(tmp_path / "run")]
+    with subprocess.Popen(program, stderr=subprocess.PIPE, text=True) as process:
+        while not (tmp_path / "run" / "config.yaml").exists():
+            assert process.poll() is None
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 130
+    assert "Traceback" not in err
+    done = subprocess.run(program, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "Resuming" in done.stderr
+    assert RunRecord.read(tmp_path / "run" / "record.json").results[0].curves["episode"] == (60,)

@@ -1,0 +1,213 @@
+"""``powerpool reproduce graph``: records, resuming, and results that never mix."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from powerpool.cli import reproduce as command
+from powerpool.cli.main import main
+from powerpool.errors import LockedError
+from powerpool.files import locked
+from powerpool.runs import scheduler
+from powerpool.runs.record import RunRecord
+from powerpool.tasks.base import run_chain
+from powerpool.tasks.graph.options import ReproduceOptions
+from powerpool.tasks.graph.task import TASK
+from tests.runs.threads import Threads
+from tests.tasks.graph.samples import rings_and_stars, small_config, write_own_set
+
+PATIENCE = 600  # seconds
+TWO = ["GIN0", "SOP+SpecMaxExpF"]
+BOTH = ("validation-only", "retrain")
+LONGER = "model: {hidden: 8, layers: 2, eta: 5}\ntraining: {epochs: 60}\nfolds: 3\n"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def threads():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(scheduler, "_make_executor", Threads)
+        yield
+
+
+def run(out: Path, **options) -> dict[tuple[str, str, str], RunRecord]:
+    """Return the records by data set, method and protocol."""
+    options = {"jobs": 1, "download": False, "quick": "recipe" not in options, "out": str(out), **options}
+    records = command.reproduce(ReproduceOptions(**options), report=False).records
+    return {(record.data, record.method, record.protocol): record for record in records}
+
+
+def results(folder: Path) -> dict[str, int]:
+    """When the result of each unit was written."""
+    files = (folder / "units").rglob("0*.json")
+    return {str(file.relative_to(folder)): file.stat().st_mtime_ns for file in files}
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory):
+    """A quick run of two methods under both protocols."""
+    folder = tmp_path_factory.mktemp("quick") / "out"
+    return folder, run(folder, methods=TWO)
+
+
+@pytest.fixture
+def copy(done, tmp_path):
+    return Path(shutil.copytree(done[0], tmp_path / "copy"))
+
+
+def test_there_is_a_record_for_each_method_and_protocol(done):
+    folder, records = done
+    assert set(records) == {("MUTAG", method, protocol) for method in TWO for protocol in BOTH}
+    for (_, method, _), record in records.items():
+        assert (record.metric, record.count, record.environment.quick) == ("accuracy in %", 3, True)
+        assert record.config["model"]["method"] == method
+        assert [result.number for result in record.results] == [0, 1, 2]
+    assert len(results(folder)) == 6
+
+
+def test_values_are_those_of_the_protocol(done):
+    recipe = ReproduceOptions(quick=True, download=False).read_config("MUTAG")
+    config = replace(recipe, model=replace(recipe.model, method="SOP+SpecMaxExpF", beta=1.0))
+    for fold in range(3):
+        outcome = run_chain(TASK, config, TASK.load(config), fold, BOTH)
+        for protocol, expected in outcome.results.items():
+            result = done[1]["MUTAG", "SOP+SpecMaxExpF", protocol].results[fold]
+            assert (result.value, result.epoch, result.chosen) == (expected.value, expected.epoch, expected.chosen)
+
+
+def test_the_same_command_runs_nothing_again(copy, done, monkeypatch):
+    files = results(copy)
+    monkeypatch.setattr(scheduler, "_make_executor", None)  # any unit that runs is an error
+    assert run(copy, methods=TWO) == done[1]
+    assert results(copy) == files
+
+
+def test_only_missing_and_damaged_units_run(copy, done):
+    files = results(copy)
+    gone, broken, empty = sorted(name for name in files if "/GIN0-" in name)
+    (copy / gone).unlink()
+    (copy / broken).write_text('{"results": {"val')
+    (copy / empty).write_text("{}")
+    records = run(copy, methods=[*TWO, "SOP"])
+    after = results(copy)
+    assert {name for name in files if files[name] != after[name]} == {gone, broken, empty}
+    assert len(after) == 9
+    key = ("MUTAG", "GIN0", "retrain")
+    assert records[key].values == done[1][key].values
+
+
+def test_other_settings_never_mix_with_earlier_results(copy, done, tmp_path, monkeypatch):
+    files, key = results(copy), ("MUTAG", "GIN0", "validation-only")
+    words = {"methods": ["GIN0"], "protocols": ["validation-only"]}
+    recipe = tmp_path / "mine.yaml"
+    recipe.write_text("model: {hidden: 8, layers: 2}\ntraining: {epochs: 2}\nfolds: 3\n")
+    assert run(copy, **words, seed=1)[key].results != done[1][key].results
+    assert run(copy, **words, recipe=str(recipe))[key].config["training"]["epochs"] == 2
+    monkeypatch.setattr(TASK, "version", 2)  # as if the numbers of the task had changed
+    run(copy, **words)
+    monkeypatch.undo()
+    after = results(copy)
+    assert {name: after[name] for name in files} == files
+    assert len(after) == 6 + 3 * 3
+
+
+def test_a_custom_folder_is_a_data_set_and_paths_are_not_recorded(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_own_set(tmp_path / "mine" / "OWN")
+    words = {"data": ["mine/OWN"], "methods": ["GIN0", "SOP+Gamma"], "protocols": ["validation-only"]}
+    record = run(Path("out"), **words)["OWN", "SOP+Gamma", "validation-only"]
+    assert record.config["model"]["beta"] == 0.0  # the recipe has beta 1 for the methods that have one
+    files = results(tmp_path / "out")
+    for file in (tmp_path / "out").rglob("*.json"):
+        content = json.loads(file.read_text())
+        content.get("environment", {}).pop("command", None)
+        assert "mine" not in json.dumps(content)
+    run(Path("out"), **{**words, "data": ["OWN"]}, data_root="mine")
+    assert results(tmp_path / "out") == files
+    # Other graphs of the same name have results of their own, and cannot share a command.
+    write_own_set(tmp_path / "other" / "OWN", rings_and_stars(24, first=1))
+    run(Path("out"), **{**words, "data": ["other/OWN"]})
+    assert len(results(tmp_path / "out")) == 2 * len(files)
+    with pytest.raises(ValueError, match="OWN"):
+        run(Path("out"), **{**words, "data": ["mine/OWN", "other/OWN"]})
+
+
+def test_a_recipe_names_its_data_unless_an_option_does(tmp_path):
+    recipe = tmp_path / "mine.yaml"
+    recipe.write_text("data: PROTEINS\ndata_root: here\ndownload: false\nmodel: {method: SOP+SpecMaxExp, eta: 2.5}\n")
+    options = ReproduceOptions(recipe=str(recipe))
+    assert options.data_sets == [None]
+    config = options.read_config(None)
+    assert (config.data, config.data_root, config.download, config.model.eta) == ("PROTEINS", "here", False, 2.5)
+    typed = ReproduceOptions(recipe=str(recipe), data=["MUTAG"], data_root="there", download=True)
+    config = typed.read_config("MUTAG")
+    assert (config.data, config.data_root, config.download) == ("MUTAG", "there", True)
+    assert ReproduceOptions().data_sets == ["MUTAG"]
+
+
+@pytest.mark.parametrize(
+    "words, shown",
+    [
+        (["--quick", "--full"], "--full"),
+        (["--quick", "--recipe", "graph/default"], "--recipe"),
+        (["--methods", "GIN0", "GIN1"], "'GIN1'"),
+        (["--methods", "GIN0", "GIN0"], "methods"),
+        (["--protocols", "both"], "'both'"),
+        (["--data", "NOPE", "--quick"], "'NOPE'"),
+        (["--data", "MUTAG", "MUTAG", "--quick"], "data"),
+        (["--recipe", "graph/nothing"], "graph/nothing"),
+        (["--quick", "--seed", "-1"], "seed"),
+        (["--quick", "--jobs", "0"], "jobs"),
+    ],
+)
+def test_impossible_options_are_refused_in_one_line(tmp_path, capsys, monkeypatch, words, shown):
+    monkeypatch.setattr(scheduler, "_make_executor", None)
+    assert main(["reproduce", "graph", "--download", "false", "--out", str(tmp_path / "out"), *words]) == 2
+    out, err = capsys.readouterr()
+    assert (out, len(err.splitlines())) == ("", 1)
+    assert shown in err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_locked_folder_is_refused(tmp_path):
+    with locked(tmp_path), pytest.raises(LockedError):
+        run(tmp_path, methods=["GIN0"])
+
+
+def test_kill_9_loses_running_units_only_and_the_number_of_jobs_changes_nothing(tmp_path):
+    """Two workers until the kill, then one, in real processes; compared with the folds in this process."""
+    (tmp_path / "longer.yaml").write_text(LONGER)
+    words = ["reproduce", "graph", "--methods", *TWO, "--protocols", "validation-only", "--recipe", "longer.yaml"]
+    program = [sys.executable, "-m", "powerpool", *words, "--out", "out", "--jobs"]
+    with subprocess.Popen(
+        [*program, "2"], cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ) as process:
+        end = time.monotonic() + PATIENCE
+        while not results(tmp_path / "out"):
+            assert process.poll() is None
+            assert time.monotonic() < end
+            time.sleep(0.02)
+        process.kill()
+        process.wait(PATIENCE)
+    time.sleep(0.5)  # workers end with the command
+    kept = results(tmp_path / "out")
+    assert 1 <= len(kept) < 6
+    done = subprocess.run([*program, "1"], cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    assert done.returncode == 0, done.stderr
+    after = results(tmp_path / "out")
+    assert {name: after[name] for name in kept} == kept
+    assert len(after) == 6
+    config = small_config("SOP+SpecMaxExpF", model={"eta": 5.0}, training={"epochs": 60})
+    record = RunRecord.read(tmp_path / "out" / "MUTAG" / "SOP+SpecMaxExpF.json")
+    for result in record.results:
+        outcome = run_chain(TASK, config, TASK.load(config), result.number, ["validation-only"])
+        expected = outcome.results["validation-only"]
+        assert (result.value, result.chosen, result.epoch) == (expected.value, expected.chosen, expected.epoch)
+        assert result.test_loss == pytest.approx(expected.test_loss, rel=1e-5)
