@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from powerpool.errors import ArgumentError
 from powerpool.report.drawing import plain, save_with_text, shorten_middle
+from powerpool.report.results import row_shares
 from powerpool.runs.record import Confusion
 
 if TYPE_CHECKING:
@@ -33,13 +34,10 @@ def draw_confusion(confusion: Confusion, path: str | Path, title: str = "") -> N
     path = Path(path)
     if path.suffix not in FORMATS:
         raise ArgumentError(f"The image of a confusion matrix must be {' or '.join(FORMATS)} (got {str(path)!r}).")
-    shares = {}
-    for true, row in enumerate(confusion.dense()):
-        shares |= {(true, predicted): 100 * count / sum(row) for predicted, count in enumerate(row) if count}
 
     def draw(figure: Figure) -> None:
         axes = figure.add_subplot()
-        image = draw_panel(axes, confusion.classes, shares)
+        image = draw_panel(axes, confusion)
         bar = figure.colorbar(image, ax=axes, ticks=TICKS, shrink=0.8)
         bar.set_label("% of the samples of the class")
         unit = "" if len(confusion.classes) <= NAMED else " (class index)"
@@ -51,12 +49,13 @@ def draw_confusion(confusion: Confusion, path: str | Path, title: str = "") -> N
     save_with_text(draw, path, (side + names + 1.8, side + names + 0.9))
 
 
-def draw_panel(axes: Axes, classes: Sequence[str], shares: Mapping[tuple[int, int], float]) -> AxesImage:
-    """Draw a heat map of the shares in %, by the indices of the true and the predicted class."""
+def draw_panel(axes: Axes, confusion: Confusion) -> AxesImage:
+    """Draw a confusion matrix as a heat map, with rows in % of the samples of their class."""
     import numpy as np
     from matplotlib import colormaps
     from matplotlib.colors import PowerNorm
 
+    classes, shares = confusion.classes, row_shares(confusion)
     size = len(classes)
     grid = np.zeros((size, size))
     grid[sorted(set(range(size)) - {true for true, _ in shares})] = np.nan  # no samples

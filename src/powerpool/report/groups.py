@@ -112,8 +112,8 @@ def group_records(
         key = (record.task, record.data, record.protocol, get_backbone(record) or "")
         methods = found.setdefault(key, {})
         if record.method in methods:
-            backbone = f", backbone {key[3]}" if key[3] else ""
-            raise RecordError(f"There are two records for {describe_record(record)[14:]}{backbone}. Keep one of them.")
+            where = describe_record(record) + (f", backbone {key[3]}" if key[3] else "")
+            raise RecordError(f"There is a second file for {where}. Keep one of them.")
         first = next(iter(methods.values()), record)
         if first.metric != record.metric:
             raise RecordError(

@@ -199,14 +199,14 @@ def choose_confusions(group: Group) -> list[RunRecord]:
 
 def draw_confusions(group: Group, path: Path) -> bool:
     """Draw the confusion matrices of :func:`choose_confusions`; False without any, or with too many classes."""
-    found = [(record.method, counts) for record in choose_confusions(group) if (counts := sum_confusions(record))]
-    classes = max((len(counts.classes) for _, counts in found), default=0)
+    found = [(record.method, one) for record in choose_confusions(group) if (one := sum_confusions(record))]
+    classes = max((len(confusion.classes) for _, confusion in found), default=0)
     if not 0 < classes <= MANY_CLASSES:
         return False
     side = max(1.5, 0.34 * classes)
     columns = max(1, min(len(found), int(WIDTH // (side + 0.25))))
     rows = math.ceil(len(found) / columns)
-    names = 0.09 * max(longest_label(counts.classes) for _, counts in found)
+    names = 0.09 * max(longest_label(confusion.classes) for _, confusion in found)
 
     def draw(figure: Figure) -> None:
         panels = figure.subplots(rows, columns, squeeze=False)
@@ -214,8 +214,8 @@ def draw_confusions(group: Group, path: Path) -> bool:
             if place >= len(found):
                 axes.set_visible(False)
                 continue
-            method, counts = found[place]
-            draw_panel(axes, counts.classes, counts.shares)
+            method, confusion = found[place]
+            draw_panel(axes, confusion)
             axes.set_title(plain(shorten_middle(method, 18)), fontsize="small")
             if place % columns:
                 axes.tick_params(labelleft=False)

@@ -6,10 +6,11 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+
+import torch
 
 from powerpool.errors import RecordError
-from powerpool.runs.record import EpisodeResult, Result, RunRecord, Spectrum, SplitResult, unpack_bits
+from powerpool.runs.record import Confusion, EpisodeResult, Result, RunRecord, Spectrum, SplitResult, unpack_bits
 from powerpool.runs.typed import Json
 
 STEPS = "episode"
@@ -75,41 +76,30 @@ def accuracies(record: RunRecord, numbers: Sequence[int] | None = None) -> list[
     return [math.fsum(values) / len(values) for values in zip(*runs, strict=True)]
 
 
-@dataclass(frozen=True)
-class ConfusionCounts:
-    """How often each class was predicted for each, summed over the results of a record."""
-
-    classes: tuple[str, ...]
-    counts: dict[tuple[int, int], int]
-    """By the indices of the true and of the predicted class; pairs that never occur are left out."""
-
-    @property
-    def sizes(self) -> list[int]:
-        """Test samples of each class."""
-        sizes = [0] * len(self.classes)
-        for (true, _), count in self.counts.items():
-            sizes[true] += count
-        return sizes
-
-    @property
-    def shares(self) -> dict[tuple[int, int], float]:
-        """The counts in % of the samples of their class."""
-        sizes = self.sizes
-        return {pair: 100 * count / sizes[pair[0]] for pair, count in self.counts.items()}
-
-
-def sum_confusions(record: RunRecord) -> ConfusionCounts | None:
+def sum_confusions(record: RunRecord) -> Confusion | None:
     """Sum the confusion matrices of all results; None unless every result has one."""
     found = [result.confusion for result in record.results if result.confusion is not None]
     if len(found) < record.count:
         return None
     if len({one.classes for one in found}) > 1:
         raise RecordError(f"All results must have the same classes in {describe_record(record)}.")
-    total: Counter[tuple[int, int]] = Counter()
-    for one in found:
-        for true, row in enumerate(one.dense()):
-            total.update({(true, predicted): count for predicted, count in enumerate(row) if count})
-    return ConfusionCounts(found[0].classes, dict(total))
+    total = torch.stack([torch.tensor(one.dense()) for one in found]).sum(0)
+    return Confusion.of(total, found[0].classes)
+
+
+def row_shares(confusion: Confusion) -> dict[tuple[int, int], float]:
+    """Return shares in % of the true class, by the indices of the true and the predicted class; zeros are left out.
+
+    Example:
+        >>> row_shares(Confusion(("cat", "dog"), ("0 0 5", "1 0 1", "1 1 3")))
+        {(0, 0): 100.0, (1, 0): 25.0, (1, 1): 75.0}
+    """
+    return {
+        (true, predicted): 100 * count / sum(row)
+        for true, row in enumerate(confusion.dense())
+        for predicted, count in enumerate(row)
+        if count
+    }
 
 
 def frequent_mistakes(records: Iterable[RunRecord]) -> list[tuple[str, ...]]:
@@ -122,12 +112,12 @@ def frequent_mistakes(records: Iterable[RunRecord]) -> list[tuple[str, ...]]:
     total: Counter[tuple[str, str]] = Counter()
     cells: list[dict[tuple[str, str], str]] = []
     for found in filter(None, map(sum_confusions, records)):
-        shares, own = found.shares, {}
-        for (true, predicted), count in found.counts.items():
+        rows, own = found.dense(), {}
+        for (true, predicted), share in row_shares(found).items():
             if true != predicted:
                 pair = found.classes[true], found.classes[predicted]
-                total[pair] += count
-                own[pair] = f"{count} ({shares[true, predicted]:.0f} %)"
+                total[pair] += rows[true][predicted]
+                own[pair] = f"{rows[true][predicted]} ({share:.0f} %)"
         cells.append(own)
     most = sorted(total, key=lambda pair: (-total[pair], pair))[:MISTAKES]
     return [(*pair, *(own.get(pair, "0") for own in cells)) for pair in most]
@@ -151,7 +141,7 @@ def mean_spectrum(record: RunRecord) -> Spectrum | None:
 
 
 def check_record(record: RunRecord) -> None:
-    """Refuse a record whose answers, confusions or spectra are damaged or contradict its values."""
+    """Refuse a record whose answers, confusions or curves are damaged or contradict its values."""
     try:
         for result in record.results:
             _check_result(result)
@@ -175,11 +165,6 @@ def _check_result(result: Result) -> None:
             raise RecordError("confusion.classes must be different.")
         rows = result.confusion.dense()
         _check_value(result, sum(row[true] for true, row in enumerate(rows)), sum(map(sum, rows)))
-    if result.spectrum is not None:
-        ranks, shares = result.spectrum.ranks, (*result.spectrum.before, *result.spectrum.after)
-        is_rising = list(ranks) == sorted(set(ranks)) and bool(ranks) and 1 <= ranks[0] <= ranks[-1]
-        if not is_rising or ranks[-1] > result.spectrum.size or not all(0 <= share <= 1 for share in shares):
-            raise RecordError("spectrum must have rising ranks from 1 to size, and shares from 0 to 1.")
     lengths = {len(curve) for curve in result.curves.values() if curve}
     if STEPS in result.curves and len(lengths) > 1:
         raise RecordError(f"every curve must have a point for each {STEPS} (got {sorted(lengths)} points).")
