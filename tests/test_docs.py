@@ -306,7 +306,9 @@ def test_what_the_page_on_reproducing_counts():
         assert f"{data_set}: {words[len(outside)]} rows of {words[len(group.known)]}" in text
         assert all(row.to_paper < 0 for row in outside)
     for protocol in PROTOCOLS:
-        tests = [tables.compared(tables.found("vision", "flower102", protocol), *pair) for pair in tables.ORDER.values()]
+        tests = [
+            tables.compared(tables.found("vision", "flower102", protocol), *pair) for pair in tables.ORDER.values()
+        ]
         assert (sum(test.p_value < 0.05 and test.difference > 0 for test in tests), len(tests)) == (2, 5)
     assert "two of five" in text
 

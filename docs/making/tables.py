@@ -145,7 +145,9 @@ def graph_losses() -> str:
         below = sum(difference < 0 for difference in others)
         outside = [row for row in group.known if not row.is_within]
         gaps = ", ".join(f"{row.record.method} {format_signed(row.to_paper)}" for row in outside)
-        rows.append((group.title, f"{below} of {len(others)}", f"{len(outside)} of {len(group.known)}", gaps or MISSING))
+        rows.append(
+            (group.title, f"{below} of {len(others)}", f"{len(outside)} of {len(group.known)}", gaps or MISSING)
+        )
     headings = ("data, protocol", "below GIN0", "further than one std from the paper", "which, ours - paper")
     return as_table(headings, rows)
 

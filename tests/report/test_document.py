@@ -109,9 +109,7 @@ def other() -> object:
 
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(hostile)
-def test_whole_report_keeps_its_structure(
-    text: str, structure: tuple[list[str], list[str]], tmp_path: Path
-) -> None:
+def test_whole_report_keeps_its_structure(text: str, structure: tuple[list[str], list[str]], tmp_path: Path) -> None:
     tags, tokens, page, written = read_report(text, tmp_path)
     assert tags == structure[0]
     assert tokens == structure[1]

@@ -82,7 +82,12 @@ def test_records_are_filed_by_name_and_from_a_clean_checkout(folder: str) -> Non
 
 def test_all_rows_are_there() -> None:
     small, large = GRAPHS[:2], GRAPHS[2:]
-    wanted = {(data, protocol, name) for data in small for protocol in ("validation-only", "retrain") for name in GRAPH_METHODS}
+    wanted = {
+        (data, protocol, name)
+        for data in small
+        for protocol in ("validation-only", "retrain")
+        for name in GRAPH_METHODS
+    }
     assert set(load("graph")) == wanted | {(data, "validation-only", name) for data in large for name in READOUTS}
     frozen = {("flower102", protocol, method) for protocol in FROZEN for method in VISION_METHODS}
     assert set(load("vision")) == frozen | {("flower102", "end-to-end", "SOP+SC+SpecMaxExpF")}
@@ -127,7 +132,11 @@ def test_records_have_the_settings_of_the_recipe(folder: str) -> None:
         text = resources.files("powerpool").joinpath("recipes", name).read_text(encoding="utf-8")
         found, wanted = dict(flatten(record.config)), dict(flatten(yaml.safe_load(text)))
         # A row has its own data set and number of classes, and beta only where the method has one.
-        own = {"data", "test.way", *([] if "beta" in getattr(GRAPH_METHODS.get(method), "parameters", ()) else ["model.beta"])}
+        own = {
+            "data",
+            "test.way",
+            *([] if "beta" in getattr(GRAPH_METHODS.get(method), "parameters", ()) else ["model.beta"]),
+        }
         shared = found.keys() & wanted.keys() - own
         assert len(shared) >= 3
         assert {key: found[key] for key in shared} == {key: wanted[key] for key in shared}
@@ -216,8 +225,8 @@ def test_sosn_is_above_relation_net_by_more_than_the_interval(protocol: str) -> 
 def test_pages_on_few_shot_learning(page: str) -> None:
     tests = [compare("fewshot", *place, "SoSN(x)+SigmE", "RelationNet") for place in EPISODES]
     assert all(test.p_value < 0.001 for test in tests)
-    for method in ("SoSN(x)+SigmE", "SoSN(x)+AsinhE", "SoSN(x)+SpecMaxExpF"):
-        tests.append(compare("fewshot", "miniimagenet100", "5-way-1-shot", method, "SoSN(x)"))
+    curves = ("SoSN(x)+SigmE", "SoSN(x)+AsinhE", "SoSN(x)+SpecMaxExpF")
+    tests += [compare("fewshot", "miniimagenet100", "5-way-1-shot", method, "SoSN(x)") for method in curves]
     tests.append(compare("fewshot", "miniimagenet100", "5-way-5-shot", "SoSN(x+L)+SigmE", "SoSN(x)+SigmE"))
     for method in STUDIED:
         after = method.replace(")", ")+Pretr", 1)

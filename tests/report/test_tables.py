@@ -182,7 +182,9 @@ def test_chosen_settings_are_counted() -> None:
 
 def test_settings_of_version_0_1_have_their_new_names() -> None:
     chosen = {"eta_prime": 1000.0, "gamma_prime": 0.5, "beta": 0.0}
-    assert count_chosen(graph_run("SOP", [80.0], result={"chosen": chosen})) == "sigme_eta 1000; asinhe_gamma 0.5; beta 0"
+    assert (
+        count_chosen(graph_run("SOP", [80.0], result={"chosen": chosen})) == "sigme_eta 1000; asinhe_gamma 0.5; beta 0"
+    )
 
 
 def test_methods_are_in_the_order_of_the_task() -> None:

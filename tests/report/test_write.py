@@ -184,7 +184,9 @@ def test_quick_runs_are_marked(tmp_path: Path, without_plots: None) -> None:
 # ---- records in a folder ---------------------------------------------------------------------------------------------
 
 
-def test_command_writes_beside_the_records(tmp_path: Path, capsys: pytest.CaptureFixture[str], without_plots: None) -> None:
+def test_command_writes_beside_the_records(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], without_plots: None
+) -> None:
     for record in (*GRAPHS, graph_run("GIN0", [80.0, 81.0], protocol="retrain")):
         record.write(tmp_path / record_path(record))
     (tmp_path / "MUTAG" / "units").mkdir()
