@@ -15,7 +15,7 @@ import pytest
 
 from powerpool.cli import reproduce_graph as graph
 from powerpool.cli.main import main
-from powerpool.report.report import read_records
+from powerpool.report.write import read_records
 from powerpool.runs import provenance
 from powerpool.runs import scheduler as runner
 from powerpool.runs.environment import environment

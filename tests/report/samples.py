@@ -108,8 +108,8 @@ def episode_run(method: str, *rights: Sequence[int], **more: Any) -> RunRecord:
     return graph_run(method, config=config | more.pop("config", {}), **(fields | more))
 
 
-def episodes(right: Sequence[int], number: int = 0, **more: Any) -> EpisodeResult:
-    queries = more.get("queries", QUERIES)
+def episodes(right: Sequence[int], /, number: int = 0, **more: Any) -> EpisodeResult:
+    queries = more.get("queries") or QUERIES
     fields: dict[str, Any] = {
         "number": number,
         "value": 100 * sum(right) / (queries * len(right)),

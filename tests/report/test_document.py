@@ -85,30 +85,21 @@ def read_report(name: str, folder: Path) -> tuple[list[str], list[str], Page, st
     environment = replace(ENVIRONMENT, processor=name, variables={name: name})
     classes = (name, *map(str, range(30)))
     mistakes = [[0, 1, *[0] * 29], *([0] * 31 for _ in range(30))]
-    record = graph_run(
-        name,
-        [0.0],
-        result={"chosen": {name: 1.0}, **confusion(mistakes, classes)},
-        data=name,
-        protocol=name,
-        metric=name,
-        config={name: name, "data_digest": name},
-        environment=environment,
-    )
+    names = {"data": name, "protocol": name, "metric": name, "environment": environment}
+    result = {"chosen": {name: 1.0}, **confusion(mistakes, classes)}
+    records = [
+        graph_run(name, [0.0], result=result, config={name: name, "data_digest": name}, **names),
+        graph_run(f"{name}2", [0.0], config={name: f"{name}2", "data_digest": name}, **names),
+    ]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("powerpool.report.write.draw_plots", lambda group, folder, stem: {})
-        text, html = (path.read_text(encoding="utf-8") for path in write_report([record, other()], folder))
+        text, html = (path.read_text(encoding="utf-8") for path in write_report(records, folder))
     page = Page(html)
     return page.tags, [token.type for token in READER.parse(text)], page, text
 
 
-def other() -> object:
-    """A second record, which makes a table of different settings."""
-    return graph_run("SOP", [1.0], config={"data_digest": "a"})
-
-
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(hostile)
+@given(text=hostile)
 def test_whole_report_keeps_its_structure(text: str, structure: tuple[list[str], list[str]], tmp_path: Path) -> None:
     tags, tokens, page, written = read_report(text, tmp_path)
     assert tags == structure[0]

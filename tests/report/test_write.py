@@ -95,7 +95,7 @@ def test_both_pages_have_the_same_tables(tmp_path: Path, without_plots: None) ->
         if line.startswith("|") and "---" not in line
         for cell in re.split(r"(?<!\\)\|", line)[1:-1]
     ]
-    found = re.findall(r"<t[hd][^>]*>(?:<b>)?(.*?)(?:</b>)?</t[hd]>", html)
+    found = re.findall(r"<t[hd](?: [^>]*)?>(?:<b>)?(.*?)(?:</b>)?</t[hd]>", html)
     assert [cell.replace("&lt;", "<").replace("&#39;", "'") for cell in found] == cells
 
 
@@ -127,7 +127,7 @@ def test_many_classes_have_a_table_of_mistakes(tmp_path: Path, without_plots: No
 
 
 def test_same_records_give_the_same_bytes(tmp_path: Path) -> None:
-    records = [*full_report()[:4], *full_report()[-3:], image_run("SOP", draw_flags(0.8, 1))]
+    records = [*full_report()[:2], *full_report()[-2:], image_run("SOP", draw_flags(0.8, 1))]
     first, second = write_report(records, tmp_path / "a"), write_report(records[::-1], tmp_path / "b")
     assert [path.name for path in first] == [path.name for path in second]
     for one, other in zip(first, second, strict=True):

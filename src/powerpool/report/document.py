@@ -71,8 +71,9 @@ def render(template: str, **values: Any) -> str:
 
     Filters of Markdown templates, which return Markdown, are ``table``, ``code`` and ``image``.
     """
-    text = _environment(is_html=".html." in template).get_template(template).render(**values)
-    return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
+    is_html = ".html." in template
+    text = _environment(is_html).get_template(template).render(**values).strip() + "\n"
+    return text if is_html else re.sub(r"\n{3,}", "\n\n", text)
 
 
 def escaped(text: str) -> str:

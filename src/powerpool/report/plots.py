@@ -54,8 +54,8 @@ def draw_values(group: Group, path: Path) -> None:
         # A single fold has no interval: a bar of length NaN is not drawn.
         ends = [row.interval or (math.nan, math.nan) for row in group.rows]
         bars = [[mean - low, high - mean] for mean, (low, high) in zip(means, ends, strict=True)]
-        look = {"fmt": "o", "color": OURS, "capsize": 3, "label": "ours, with 95 % interval"}
-        axes.errorbar(means, places, xerr=list(zip(*bars, strict=True)), **look)
+        sides = list(zip(*bars, strict=True))
+        axes.errorbar(means, places, xerr=sides, fmt="o", color=OURS, capsize=3, label="ours, with 95 % interval")
         known = [(row.paper.mean, place + 0.25) for place, row in enumerate(group.rows) if row.paper is not None]
         label = "paper" if group.paper_setup is None else f"paper, for {group.paper_setup}"
         if known:

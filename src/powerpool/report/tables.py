@@ -49,9 +49,9 @@ def make_pretraining_table(group: Group) -> Table | None:
     for ours in spectral:
         for other in (pair for pair in pairs if pair not in spectral):
             found = compare_gains(*ours, *other)
-            gain = None if found is None else found.difference
             name = f"{ours[1].method} less {other[1].method}"
-            rows.append([name, MISSING, MISSING, MISSING, *_test_cells(gain, found), MISSING])
+            cells = _test_cells(None if found is None else found.difference, found)
+            rows.append([name, MISSING, MISSING, MISSING, *cells, MISSING])
     headings = ("method", "pre-trained on", "with", "without", "gain", "95 % interval of it", "p", "gain in the paper")
     return Table(headings, rows) if rows else None
 
