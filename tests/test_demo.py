@@ -24,8 +24,9 @@ from powerpool.cli.demo import PARTS, DemoOptions
 from powerpool.cli.main import COMMANDS, main
 from powerpool.console import governed
 from powerpool.errors import ArgumentError
-from powerpool.report import report, tables
-from powerpool.report.report import PAGES, PIPELINES, Reproduced
+from powerpool.report import write
+from powerpool.report.groups import BASELINES, group_records
+from powerpool.report.write import PAGES, Reproduced
 from powerpool.runs import scheduler as runner
 from powerpool.runs.config import read_recipe
 from powerpool.runs.quick import NOTE, is_quick
@@ -33,8 +34,8 @@ from powerpool.runs.record import RunRecord
 from powerpool.tasks.fewshot.config import FewShotConfig
 from powerpool.tasks.graph.config import GraphConfig
 from powerpool.tasks.vision.config import VisionConfig
-from tests.experiments.runs import run as made_up
 from tests.experiments.threads import Threads
+from tests.report.samples import graph_run as made_up
 from tests.tasks.vision.samples import use_tiny
 
 CONFIGS = {"graph": GraphConfig, "vision": VisionConfig, "fewshot": FewShotConfig}
@@ -82,7 +83,7 @@ def played(tmp_path_factory) -> Iterator[Played]:
         patch.delenv("POWERPOOL_DATA", raising=False)
         patch.setattr(runner, "_make_executor", Threads)
         first = play("--offline")
-        patch.setattr(report, "_draw", lambda groups, folder: [[] for _ in groups])  # pictures that are there already
+        patch.setattr(write, "draw_plots", lambda group, folder, stem: {})  # pictures that are there already
         yield first
 
 
@@ -167,7 +168,7 @@ def test_the_report_of_a_quick_demo_begins_with_what_its_figures_are_and_has_no_
 
 
 def test_the_three_commands_run_as_they_are_in_their_order_and_again(played, capsys):
-    records = report.read_records(FOLDER)
+    records = write.read_records(FOLDER)
     train, _, explore = played.commands
     for words in [*played.commands, train, explore]:  # inspect writes its files anew, whatever is there
         assert main([*words[1:], "--offline"]) == 0, capsys.readouterr().err
@@ -177,7 +178,7 @@ def test_the_three_commands_run_as_they_are_in_their_order_and_again(played, cap
     assert inspection
     assert not list(Path().glob("*.html"))  # nothing is left where the command was typed
     assert [path.name for path in Path("runs").iterdir()] == [FOLDER.name]
-    assert report.read_records(FOLDER) == records  # the model is none of the report's
+    assert write.read_records(FOLDER) == records  # the model is none of the report's
 
 
 def test_the_commands_of_the_whole_demo_differ_in_names_alone():
@@ -273,7 +274,7 @@ def test_every_part_gets_the_options(part, typed, jobs, monkeypatch):
 def test_the_recipes_are_for_data_that_is_on_every_machine(part, quick):
     config = read_recipe(DemoOptions(quick=quick).recipe(part), CONFIGS[part.pipeline])
     assert (config.data, config.data_root, config.download, config.seed) == (DATA[part.pipeline], None, False, 0)
-    assert part.methods[0] == PIPELINES[part.pipeline][1]  # that of the reports
+    assert part.methods[0] == BASELINES[part.pipeline]  # that of the reports
 
 
 def test_all_methods_of_a_pipeline_have_the_same_budget():
@@ -295,7 +296,7 @@ def test_all_methods_of_a_pipeline_have_the_same_budget():
 
 
 def test_the_caption_says_what_the_figures_are():
-    groups = tables.group([made_up("GIN0", [80.0, 84.0]), made_up("SOP", [81.0, 82.0])], "GIN0", ("GIN0", "SOP"))
+    groups = group_records([made_up("GIN0", [80.0, 84.0]), made_up("SOP", [81.0, 82.0])], "GIN0", ("GIN0", "SOP"))
     said = demo.caption(groups, DemoOptions(seed=3))
     legend, figures = said.split("\n")
     assert legend == demo.legend(["GIN0", "SOP"])
@@ -312,7 +313,7 @@ def test_the_caption_says_what_the_figures_are():
 
 def test_a_loss_is_shown_as_it_is():
     records = [made_up("GIN0", [80.0, 84.0, 86.0]), made_up("SOP", [75.0, 80.0, 80.0])]
-    groups = tables.group(records, "GIN0", ("GIN0", "SOP"))
+    groups = group_records(records, "GIN0", ("GIN0", "SOP"))
     baseline, row = demo.make_rows(groups)
     assert (baseline.difference, baseline.difference_interval, baseline.p_value) == (None, None, None)
     assert row.difference == pytest.approx(-5.0)

@@ -23,8 +23,7 @@ from powerpool import analysis as inspection
 from powerpool import curves, data, integrations, solvers, theory
 from powerpool.analysis import explorer as explore
 from powerpool.bench.findings import LOSS
-from powerpool.report.tables import right_pictures
-from powerpool.runs.compare import McNemarTest, mcnemar
+from powerpool.report.comparison import Comparison
 from powerpool.solvers import select
 
 ROOT = Path(__file__).parents[1]
@@ -216,14 +215,11 @@ def cheaper() -> str:
 def compared() -> list[str]:
     """What the page on choosing says of curves on Flower102, as the records have it."""
     tables = script("tables")
-    differences: dict[tuple[str, str], McNemarTest] = {}
+    differences: dict[tuple[str, str], Comparison] = {}
     for protocol in PROTOCOLS:
         group = tables.found("vision", "flower102", protocol)
-        ours = tables.row(group, "SOP+SC+SpecMaxExpF").record
         for name in ("", "+SpecGamma", "+NewtonSchulz", "+SpecHDP"):
-            other = tables.row(group, f"SOP+SC{name}").record
-            right = (right_pictures(record.folds[0], record.method) for record in (ours, other))
-            differences[protocol, name] = mcnemar(*right)
+            differences[protocol, name] = tables.compared(group, "SOP+SC+SpecMaxExpF", f"SOP+SC{name}")
     ridge, softmax = ({name: test for (kind, name), test in differences.items() if kind == p} for p in PROTOCOLS)
     assert max(ridge[""].p_value, softmax[""].p_value) < 0.001
     assert min(ridge["+SpecGamma"].p_value, ridge["+NewtonSchulz"].p_value) > 0.05  # within chance
@@ -266,7 +262,7 @@ def test_the_page_on_choosing_says_what_validation_chose():
         for protocol in PROTOCOLS
         for method in ("SOP+SpecMaxExpF", "SOP+SC+SpecMaxExpF")
     ]
-    assert sorted(record.folds[0]["chosen"]["eta"] for record in flowers) == [10, 20, 20, 20]
+    assert sorted(record.results[0].chosen["eta"] for record in flowers) == [10, 20, 20, 20]
     assert all(record.config["grid"]["eta"] == [10, 20, 40] for record in flowers)
     assert "validation chose 10 once and 20 three times" in text
 
@@ -274,7 +270,7 @@ def test_the_page_on_choosing_says_what_validation_chose():
         name: tables.row(tables.found("graph", name, "validation-only"), "SOP+SpecMaxExpF").record
         for name in tables.GRAPHS
     }
-    large = {name: sum(fold["chosen"]["eta"] == 100 for fold in record.folds) for name, record in graphs.items()}
+    large = {name: sum(fold.chosen["eta"] == 100 for fold in record.results) for name, record in graphs.items()}
     assert large == {"MUTAG": 6, "PTC_MR": 3, "PROTEINS": 0, "NCI1": 0}
     assert {name for name, record in graphs.items() if record.config["grid"]["eta"] == [20, 100]} == {"MUTAG", "PTC_MR"}
     assert "it chose 100 in six of ten folds of MUTAG, and in three of PTC_MR" in text
@@ -306,13 +302,15 @@ def test_what_the_page_on_reproducing_counts():
     words = ["none", "one", "two", "three", "four", "five", "six"]
     for data_set in ("MUTAG", "PTC_MR"):
         group = groups[data_set, "retrain"]
-        counted = f"{words[len(group.outside_paper)]} rows of {words[len(group.known)]} further below"
-        assert f"{data_set}: {counted}" in text
-        assert all(row.to_paper < 0 for row in group.outside_paper)
+        outside = [row for row in group.known if not row.is_within]
+        assert f"{data_set}: {words[len(outside)]} rows of {words[len(group.known)]}" in text
+        assert all(row.to_paper < 0 for row in outside)
     for protocol in PROTOCOLS:
-        findings = tables.order_findings(tables.found("vision", "flower102", protocol))
-        assert (sum(": holds," in finding for finding in findings), len(findings)) == (2, 5)
-    assert "its order holds in two of five points" in text
+        tests = [
+            tables.compared(tables.found("vision", "flower102", protocol), *pair) for pair in tables.ORDER.values()
+        ]
+        assert (sum(test.p_value < 0.05 and test.difference > 0 for test in tests), len(tests)) == (2, 5)
+    assert "two of five" in text
 
 
 def test_the_page_on_reproducing_names_both_copies_of_mutag(monkeypatch, tmp_path):

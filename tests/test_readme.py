@@ -23,7 +23,7 @@ import powerpool as pp
 from powerpool.bench import command
 from powerpool.bench.command import SUITES, suite_cases
 from powerpool.cli.main import COMMANDS, main
-from powerpool.report import report
+from powerpool.report import write
 from powerpool.runs import scheduler as runner
 from powerpool.runs.config import recipe_names
 from powerpool.selfcheck.battery import Battery
@@ -272,7 +272,7 @@ def place(tmp_path) -> Iterator[Path]:
         patch.delenv("POWERPOOL_DATA", raising=False)
         patch.setenv("POWERPOOL_CACHE", str(folder / "cache"))
         patch.setattr(runner, "_make_executor", Threads)
-        patch.setattr(report, "_draw", lambda groups, folder: [[] for _ in groups])
+        patch.setattr(write, "draw_plots", lambda group, folder, stem: {})
         patch.setattr(command, "has_threads", lambda threads: True)
         # Of each suite and of the battery one part, the first: all of them run in tests of their own.
         patch.setattr(command, "suite_cases", lambda *asked: suite_cases(*asked)[:1])

@@ -1,4 +1,4 @@
-"""An extension of Griffe: the reStructuredText of docstrings as the Markdown that the site is made of."""
+"""An extension of Griffe that converts the reStructuredText of docstrings into Markdown."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 import griffe
 
-UNSAID = ("extra_repr",)
-"""Methods that torch calls, and nobody else."""
+HIDDEN = ("extra_repr",)
+"""Methods that only torch calls."""
 EXAMPLE = re.compile(r"^( *)Example:$", re.MULTILINE)
 SHARED = re.compile(r"^( +)(\w+(?:, \w+)+):((?: .*|)\n(?:\1 +\S.*\n?)*)", re.MULTILINE)
 ROLE = re.compile(r":(?:func|class|mod|meth|attr|data|exc):`~?([^`]+)`")
@@ -21,56 +21,56 @@ TABLE = re.compile(r"^ *=+(?: +=+)+\n.*?\n *=+(?: +=+)+$(?=\n\n|\n?\Z)", re.MULT
 
 
 class Markdown(griffe.Extension):
-    """Rewrites every docstring before its sections are read."""
+    """Rewrite every docstring before its sections are parsed."""
 
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
-        """Called for each module, class, function and attribute."""
-        if obj.name in UNSAID:
+        """Convert the docstring of a module, class, function or attribute."""
+        if obj.name in HIDDEN:
             obj.docstring = None
         if obj.docstring is not None:
             obj.docstring.value = as_markdown(obj.docstring.value, obj)
 
 
 def as_markdown(text: str, obj: griffe.Object) -> str:
-    """Formulas, roles, tables and the title of examples."""
-    text = TABLE.sub(table, f"{text}\n")
+    """Convert formulas, roles, tables and the title of examples."""
+    text = TABLE.sub(convert_table, f"{text}\n")
     before, title, after = text.partition("Args:\n")
-    text = before + title + SHARED.sub(one_by_one, after)
-    text = BLOCK.sub(formula, text)
+    text = before + title + SHARED.sub(split_arguments, after)
+    text = BLOCK.sub(convert_formula, text)
     text = INLINE.sub(lambda found: rf"\({' '.join(found[1].split())}\)", text)
-    text = ROLE.sub(lambda found: reference(found[1], obj), text)
+    text = ROLE.sub(lambda found: make_link(found[1], obj), text)
     return EXAMPLE.sub(r"\1Examples:", text)
 
 
-def one_by_one(found: re.Match[str]) -> str:
-    """Arguments that share a line, each with that line: the parser knows one name at a time."""
+def split_arguments(found: re.Match[str]) -> str:
+    """Split arguments that share a line: the parser reads one name at a time."""
     pad, names, text = found.groups()
     return "".join(f"{pad}{name}:{text.rstrip()}\n" for name in names.split(", "))
 
 
-def formula(found: re.Match[str]) -> str:
-    r"""``.. math::`` and the lines that are indented below it, as ``\[ ... \]``."""
+def convert_formula(found: re.Match[str]) -> str:
+    r"""Convert ``.. math::`` and the indented lines below it to ``\[ ... \]``."""
     latex = " ".join((found["first"] + "\n" + found["rest"]).split())
     return f"\n{found['pad']}\\[{latex}\\]\n\n"
 
 
-def reference(name: str, obj: griffe.Object) -> str:
-    """A link to where the name is documented, and its mere name where that is nowhere."""
+def make_link(name: str, obj: griffe.Object) -> str:
+    """Return a link to the documentation of a name, or the name if it is not documented."""
     short = name.rpartition(".")[2] if name.startswith("powerpool") else name
-    return f'<autoref optional identifier="{meant(name, obj)}">`{short}`</autoref>'
+    return f'<autoref optional identifier="{resolve_name(name, obj)}">`{short}`</autoref>'
 
 
-def meant(name: str, obj: griffe.Object) -> str:
-    """The whole path of a name: that of a thing in the object, or else in what the object is part of."""
+def resolve_name(name: str, obj: griffe.Object) -> str:
+    """Return the full path of a name, looked up in the object and in what contains it."""
     if name.startswith("powerpool"):
         return name
     parts = obj.path.split(".")
     places = (".".join([*parts[:number], name]) for number in range(len(parts), 0, -1))
-    return next((path for path in (where(place, obj) for place in places) if path), name)
+    return next((path for path in (find_definition(place, obj) for place in places) if path), name)
 
 
-def where(path: str, obj: griffe.Object) -> str | None:
-    """Where the thing of that path is written, which may be elsewhere: pages know it by that. None where it is not."""
+def find_definition(path: str, obj: griffe.Object) -> str | None:
+    """Return the path under which an object is defined, which pages use; None if there is none."""
     try:
         found = obj.modules_collection[path]
         return str(found.target_path if found.is_alias else found.path)
@@ -78,8 +78,8 @@ def where(path: str, obj: griffe.Object) -> str | None:
         return None
 
 
-def table(found: re.Match[str]) -> str:
-    """A table of lines of ``=``: columns where the lines have gaps; cells that go on stand below an empty one."""
+def convert_table(found: re.Match[str]) -> str:
+    """Convert a table between lines of ``=``; a row whose first cell is empty continues the one above."""
     lines = textwrap.dedent(found[0]).splitlines()
     starts = [rule.start() for rule in re.finditer("=+", lines[0])]
     spans = list(zip(starts, [*starts[1:], None], strict=True))

@@ -1,7 +1,7 @@
-"""The tables of the pages that quote measurements, made from the records in results.
+"""Tables of the documentation that quote measurements, made from the records in results.
 
-A page has ``<!-- table: NAME -->`` and ``<!-- end -->`` around each. ``python docs/making/tables.py`` writes them anew;
-a test compares them with the records.
+A page has ``<!-- table: NAME -->`` and ``<!-- end -->`` around each table. ``python docs/making/tables.py`` writes them
+again; a test compares them with the records.
 """
 
 from __future__ import annotations
@@ -11,25 +11,19 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from pathlib import Path
 
-from powerpool.tasks.fewshot.methods import METHODS as FEWSHOT_METHODS
-from powerpool.tasks.graph.methods import METHODS as GRAPH_METHODS
-from powerpool.tasks.vision.methods import METHODS as VISION_METHODS
-
 from powerpool.bench.findings import find_losses
 from powerpool.bench.record import BenchRecord, Measured, load
 from powerpool.bench.tables import summary_table
-from powerpool.report import tables
-from powerpool.report.document import escaped
-from powerpool.report.report import PIPELINES, read_records
-from powerpool.report.tables.base import Group, Row
-from powerpool.report.tables.findings import order_findings
-from powerpool.report.tables.formats import MISSING, p_text, signed
-from powerpool.report.tables.words import losses
+from powerpool.report.comparison import Comparison, compare_records
+from powerpool.report.document import escaped, markdown
+from powerpool.report.groups import Group, Row, group_records
+from powerpool.report.tables import MISSING, format_p, format_signed, make_pretraining_table, make_table
+from powerpool.report.write import read_records
+from powerpool.tasks.methods import VISION_METHODS
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "results"
 MARKED = re.compile(r"(<!-- table: ([\w -]+) -->\n).*?(<!-- end -->)", re.DOTALL)
-METHODS = {"graph": GRAPH_METHODS, "vision": VISION_METHODS, "fewshot": FEWSHOT_METHODS}
 GRAPHS = ("MUTAG", "PTC_MR", "PROTEINS", "NCI1")
 CURVES = {
     "none": ("SOP", "SOP+SC"),
@@ -40,58 +34,68 @@ CURVES = {
     "MaxExp(F), spectrum": ("SOP+SpecMaxExpF", "SOP+SC+SpecMaxExpF"),
     "Newton-Schulz": ("SOP+NewtonSchulz", "SOP+SC+NewtonSchulz"),
 }
-"""A curve and the methods that have it: of graphs, and of images with spatial coordinates."""
+"""Each curve and its methods: for graphs, and for images with spatial coordinates."""
+ORDER = {
+    "second order above first order": ("SOP", "FOP"),
+    "element-wise curve above none": ("SOP+AsinhE", "SOP"),
+    "coordinates above none": ("SOP+SC+AsinhE", "SOP+AsinhE"),
+    "SigmE above AsinhE": ("SOP+SC+SigmE", "SOP+SC+AsinhE"),
+    "spectral above element-wise": ("SOP+SC+SpecMaxExpF", "SOP+SC+SigmE"),
+}
+"""Pairs of methods of which the paper reports the first to be better."""
 EPISODE_COLUMNS = ("method", "ours", "paper", "ours - RelationNet", "95 % interval of it", "training episodes")
 SOLVERS = ("eigen", "squaring", "gram")
 
 
 @cache
 def suite(name: str) -> BenchRecord:
-    """The record of a suite of ``powerpool bench``."""
+    """Return the record of a suite of ``powerpool bench``."""
     return load(RESULTS / "bench" / f"{name}.json")
 
 
 @cache
-def groups(pipeline: str, folder: str | None = None) -> list[Group]:
-    """The records of a pipeline, by data and protocol, in the folder of its name or in another one."""
-    records = read_records(RESULTS / (folder or pipeline))
-    return tables.group(records, PIPELINES[pipeline][1], tuple(METHODS[pipeline]))
+def groups(folder: str) -> list[Group]:
+    """Return the records of a folder by data and protocol."""
+    return group_records(read_records(RESULTS / folder))
 
 
-def found(pipeline: str, data: str, protocol: str) -> Group:
-    """The rows of one data set under one protocol."""
-    return next(group for group in groups(pipeline) if (group.data, group.protocol) == (data, protocol))
+def found(folder: str, data: str, protocol: str) -> Group:
+    """Return the rows of one data set under one protocol."""
+    return next(group for group in groups(folder) if (group.data, group.protocol) == (data, protocol))
 
 
 def row(group: Group, method: str) -> Row:
-    """The row of a method."""
-    return next(row for row in group.rows if row.record.method == method)
+    """Return the row of a method."""
+    (only,) = [row for row in group.rows if row.record.method == method]
+    return only
+
+
+def compared(group: Group, method: str, other: str) -> Comparison:
+    """Compare two methods of a group."""
+    test = compare_records(row(group, method).record, row(group, other).record)
+    assert test is not None
+    return test
 
 
 def as_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Markdown."""
+    """Return Markdown; cells may contain markup."""
     lines = [headings, ["---"] * len(headings), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def as_list(items: Iterable[str]) -> str:
-    """Markdown, for sentences of reports."""
-    return "\n".join(f"- {escaped(item)}" for item in items)
-
-
 def ms(seconds: float) -> str:
-    """Milliseconds with three digits."""
+    """Format milliseconds with three digits."""
     value = 1e3 * seconds
     return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def pools() -> str:
-    """Pools against their competitors."""
+    """Compare pools with their competitors."""
     return "\n".join(summary_table(suite("pools")).as_markdown())
 
 
 def pool_losses() -> str:
-    """By contender of ours and rival: in how many cases it lost, and by how much at most."""
+    """Count the cases that each of our contenders loses to each rival, with the largest factor."""
     lost: dict[tuple[str, str], list[tuple[float, str]]] = {}
     for name in ("pools", "curves"):
         for case, ours, rival in find_losses(suite(name).cases):
@@ -105,7 +109,7 @@ def pool_losses() -> str:
 
 
 def whole_jobs() -> str:
-    """Whole steps, epochs, episodes and extractions beside what they are compared with."""
+    """List whole steps, epochs, episodes and extractions beside what they are compared with."""
     rows = []
     for name in ("training", "episodes", "extraction"):
         for case in suite(name).cases:
@@ -116,31 +120,40 @@ def whole_jobs() -> str:
 
 
 def against(ours: Measured, floor: Measured) -> tuple[str, str, str]:
-    """The other, its time, and ours as a multiple of it."""
+    """Return the other contender, its time, and ours as a multiple of it."""
     return floor.name, ms(floor.total.median), f"{ours.total.median / floor.total.median:.2f}"
 
 
 def graphs() -> str:
-    """Accuracy of the readouts that all four sets have."""
+    """List the accuracy of the readouts that all four data sets have."""
     methods = ("GIN0", "SOP", "SOP+SigmE", "SOP+NewtonSchulz", "SOP+SpecMaxExpF")
     rows = []
     for data in GRAPHS:
         group = found("graph", data, "validation-only")
-        values = [f"{row(group, method).record.mean:.1f} ± {row(group, method).record.std:.1f}" for method in methods]
-        last = row(group, methods[-1])
-        p_value = last.test.corrected_p_value if last.test else None
-        rows.append((data, *values, f"{signed(last.to_baseline)} ({MISSING if p_value is None else p_text(p_value)})"))
-    headings = ("data", "GIN0 (mean)", *methods[1:], "the last - GIN0 (corrected p)")
-    return as_table(headings, rows)
+        records = [row(group, method).record for method in methods]
+        test = compared(group, methods[-1], methods[0])
+        gain = f"{format_signed(test.difference)} ({format_p(test.corrected_p_value)})"
+        rows.append((data, *(f"{record.mean:.1f} ± {record.std:.1f}" for record in records), gain))
+    return as_table(("data", "GIN0 (mean)", *methods[1:], "the last - GIN0 (corrected p)"), rows)
 
 
 def graph_losses() -> str:
-    """Where graphs speak against us."""
-    return as_list(f"{group.title}. {' '.join(losses(group))}" for group in groups("graph"))
+    """Count the rows below the baseline, and those further than one standard deviation from the paper."""
+    rows = []
+    for group in groups("graph"):
+        others = [row.to_baseline for row in group.rows if row.to_baseline is not None]
+        below = sum(difference < 0 for difference in others)
+        outside = [row for row in group.known if not row.is_within]
+        gaps = ", ".join(f"{row.record.method} {format_signed(row.to_paper)}" for row in outside)
+        rows.append(
+            (group.title, f"{below} of {len(others)}", f"{len(outside)} of {len(group.known)}", gaps or MISSING)
+        )
+    headings = ("data, protocol", "below GIN0", "further than one std from the paper", "which, ours - paper")
+    return as_table(headings, rows)
 
 
 def images() -> str:
-    """Accuracy of every method on Flower102, with both classifiers."""
+    """List the accuracy of every method on Flower102, with both classifiers."""
     ridge, softmax = (found("vision", "flower102", protocol) for protocol in ("frozen", "frozen-softmax"))
     rows = [
         (method, f"{row(ridge, method).record.mean:.2f}", f"{row(softmax, method).record.mean:.2f}")
@@ -150,38 +163,44 @@ def images() -> str:
 
 
 def image_order() -> str:
-    """Whether the methods are in the order of the paper's table."""
-    shown = [group for group in groups("vision") if group.protocol.startswith("frozen")]
-    return as_list(f"{group.protocol}. {sentence}" for group in shown for sentence in order_findings(group))
+    """Compare pairs of methods with the paper."""
+    ridge, softmax = (found("vision", "flower102", protocol) for protocol in ("frozen", "frozen-softmax"))
+    rows = []
+    for claim, (above, below) in ORDER.items():
+        tests = [compared(group, above, below) for group in (ridge, softmax)]
+        cells = [f"{format_signed(test.difference)} (p {format_p(test.p_value)})" for test in tests]
+        gap = row(ridge, above).paper.mean - row(ridge, below).paper.mean
+        rows.append((claim, f"{above} - {below}", *map(escaped, cells), format_signed(gap)))
+    return as_table(("in the paper", "difference", "ridge", "softmax", "paper"), rows)
 
 
 def curve_accuracy() -> str:
-    """What a curve changes, against the second-order matrix as it is."""
+    """List what a curve changes, against the second-order matrix without one."""
     rows = []
     for name, (graph, image) in CURVES.items():
         cells = []
-        for pipeline, data, protocol, method in (
+        for folder, data, protocol, method in (
             ("vision", "flower102", "frozen", image),
             ("vision", "flower102", "frozen-softmax", image),
             *(("graph", data, "validation-only", graph) for data in GRAPHS),
         ):
-            group = found(pipeline, data, protocol)
-            plain = "SOP+SC" if pipeline == "vision" else "SOP"
+            group = found(folder, data, protocol)
+            plain = "SOP+SC" if folder == "vision" else "SOP"
             cells.append(change(group, method, plain))
         rows.append((name, *cells))
     return as_table(("curve", "Flower102, ridge", "Flower102, softmax", *GRAPHS), rows)
 
 
 def change(group: Group, method: str, plain: str) -> str:
-    """Points above the method without a curve; of that one, its own accuracy; a dash where there is no record."""
+    """Return the points above the method without a curve, whose own accuracy is returned; a dash without a record."""
     means = {row.record.method: row.record.mean for row in group.rows}
     if method not in means:
         return MISSING
-    return f"{means[plain]:.2f}" if method == plain else signed(means[method] - means[plain])
+    return f"{means[plain]:.2f}" if method == plain else format_signed(means[method] - means[plain])
 
 
 def end_to_end() -> str:
-    """One sentence: the figure of training end to end."""
+    """Return one sentence: the figure of training end to end."""
     ((only,),) = [group.rows for group in groups("vision") if group.protocol == "end-to-end"]
     assert only.interval is not None
     assert only.paper is not None
@@ -193,7 +212,7 @@ def end_to_end() -> str:
 
 
 def curve_times() -> str:
-    """Forward and backward of every curve, element-wise and on the spectrum by ``auto``."""
+    """List forward and backward times of every curve, element-wise and on the spectrum by ``auto``."""
     sizes = ((64, 196), (256, 196), (512, 49))
     record = suite("curves")
     curves = list(dict.fromkeys(case.labels["curve"] for case in record.cases))
@@ -214,7 +233,7 @@ def curve_times() -> str:
 
 
 def solver_times() -> str:
-    """What ``auto`` chooses from, and how far its choice is from the best, at some sizes."""
+    """List what ``auto`` chooses from, and what it takes, at some sizes."""
     record = suite("solvers")
     rows = []
     for entry in record.selection:
@@ -228,7 +247,7 @@ def solver_times() -> str:
 
 
 def worst_choice() -> str:
-    """One sentence: how far ``auto`` is from the best at worst."""
+    """Return one sentence: how far ``auto`` is from the best at worst."""
     entries = suite("solvers").selection
     worst = max(entries, key=lambda entry: entry["times_best"])
     where = "from a matrix" if worst["locations"] is None else f"N {worst['locations']}"
@@ -240,25 +259,22 @@ def worst_choice() -> str:
 
 
 def fewshot() -> str:
-    """Accuracy in episodes."""
-    return "\n\n".join(f"{episodes_table(group)}\n\n{as_list(losses(group))}" for group in groups("fewshot"))
+    """List accuracies in episodes."""
+    return "\n\n".join(map(episodes_table, groups("fewshot")))
 
 
 def episodes_table(group: Group) -> str:
-    """The columns of a table of episodes that fit on a page."""
-    lines = [group.kind.line(group, row) for row in group.rows]
-    names = [name for name in EPISODE_COLUMNS if any(line.get(name, MISSING) != MISSING for line in lines)]
+    """Return the columns of a table of episodes that fit on a page."""
+    table = make_table(group)
+    names = [name for name in EPISODE_COLUMNS if name in table.headings]
+    lines = [dict(zip(table.headings, line, strict=True)) for line in table.rows]
     return f"{group.title}:\n\n" + as_table(names, ([escaped(line[name]) for name in names] for line in lines))
 
 
 def pretraining() -> str:
-    """The target of the study of pre-training, and what it says."""
-    (target,) = [
-        group
-        for group in groups("fewshot", "fewshot-pretraining")
-        if any("Pretr" in row.record.method for row in group.rows)
-    ]
-    return f"{episodes_table(target)}\n\n{as_list(target.kind.more_findings(target))}"
+    """List what pre-training adds."""
+    (found,) = filter(None, map(make_pretraining_table, groups("fewshot-pretraining")))
+    return markdown([found]).rstrip()
 
 
 TABLES: dict[str, Callable[[], str]] = {
@@ -280,7 +296,7 @@ TABLES: dict[str, Callable[[], str]] = {
 
 
 def filled(text: str) -> str:
-    """The page with every table as the records have it."""
+    """Return a page with every table made from the records."""
     return MARKED.sub(lambda match: f"{match[1]}{TABLES[match[2]]()}\n{match[3]}", text)
 
 

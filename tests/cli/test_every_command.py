@@ -24,7 +24,7 @@ from powerpool.bench import command
 from powerpool.bench.command import suite_cases
 from powerpool.cli import main as cli
 from powerpool.cli.main import COMMANDS, main
-from powerpool.report import report
+from powerpool.report import write
 from powerpool.runs import scheduler as runner
 from powerpool.tasks.vision import export
 from tests.bench import samples
@@ -107,7 +107,7 @@ def place(tmp_path_factory) -> Iterator[Path]:
         patch.chdir(folder)
         patch.setenv("POWERPOOL_CACHE", str(folder / "cache"))
         patch.setattr(runner, "_make_executor", Threads)
-        patch.setattr(report, "_draw", lambda groups, folder: [[] for _ in groups])
+        patch.setattr(write, "draw_plots", lambda group, folder, stem: {})
         patch.setattr(command, "has_threads", lambda threads: True)
         patch.setattr(command, "suite_cases", lambda *asked: suite_cases(*asked)[:1])
         patch.setattr(export, "export_model", lambda model, path, **_: (Path(path).write_bytes(b"12"), 1e-7)[1])
@@ -194,10 +194,10 @@ def failing(monkeypatch):
     """A way to make ``powerpool report`` raise an error, as whatever it calls could."""
 
     def arrange(error: BaseException) -> None:
-        def work(options: report.ReportOptions) -> None:
+        def work(options: write.ReportOptions) -> None:
             raise error
 
-        monkeypatch.setattr(report, "run", work)
+        monkeypatch.setattr(write, "run", work)
 
     return arrange
 
@@ -215,10 +215,10 @@ def failing(monkeypatch):
         (PermissionError(errno.EACCES, "Permission denied", "a.json"), 2, "error: Permission denied: 'a.json'."),
         (OSError(errno.EROFS, "Read-only file system", "a"), 2, "error: Read-only file system: 'a'."),
         (OSError(errno.EIO, "Input/output error", "a"), 1, "error: Input/output error: 'a'."),
-        (report.RecordError("a\npowerpool: all is well\r\n"), 2, r"error: a\npowerpool: all is well\r"),
+        (write.RecordError("a\npowerpool: all is well\r\n"), 2, r"error: a\npowerpool: all is well\r"),
         (ConnectionError("no route"), 1, "error: ConnectionError: no route."),
         (MemoryError(), 1, "error: memory ran out. Take smaller batches or fewer --jobs and --workers, or close other"),
-        (report.RecordError("a.json is no record."), 2, "error: a.json is no record."),
+        (write.RecordError("a.json is no record."), 2, "error: a.json is no record."),
         (runner.UnitError("fold 0: its process died."), 1, "error: fold 0: its process died."),
         (KeyboardInterrupt(), 130, "interrupted."),
         (KeyboardInterrupt("2 of 3 are kept."), 130, "interrupted. 2 of 3 are kept."),
@@ -241,7 +241,7 @@ def test_what_goes_wrong_is_one_line_and_with_debug_the_place_in_the_code(failin
 
 
 def test_of_a_very_long_error_the_middle_is_left_out(failing, tmp_path):
-    failing(report.RecordError(f"There is no file {100_000 * 'x'}: choose another."))
+    failing(write.RecordError(f"There is no file {100_000 * 'x'}: choose another."))
     _, _, err = call("report", "--records", str(tmp_path))
     assert len(err) < 2100
     assert err.startswith("powerpool report: error: There is no file xxx")
@@ -315,7 +315,7 @@ def test_offline_is_known_to_the_command_and_to_nobody_after_it(monkeypatch, tmp
     seen = []
     monkeypatch.setattr(cli, "_load", lambda target: seen.append(os.environ.get("POWERPOOL_OFFLINE")) or look)
 
-    def look(options: report.ReportOptions) -> None:
+    def look(options: write.ReportOptions) -> None:
         seen.append(os.environ.get("POWERPOOL_OFFLINE"))
 
     monkeypatch.delenv("POWERPOOL_OFFLINE", raising=False)

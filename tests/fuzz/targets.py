@@ -33,7 +33,7 @@ from tests.data.image_sets import png, split_set, write_folder, write_zip
 from tests.data.tu_sets import TINY, texts
 from tests.data.tu_sets import write_folder as write_graphs
 from tests.data.tu_sets import write_zip as write_graph_zip
-from tests.experiments.runs import run
+from tests.report.samples import graph_run
 
 LIMITS = Limits(pixels=100_000, files=100, unpacked=1 << 20, text=1 << 20)
 CONFIGS = (GraphConfig, VisionConfig, FewShotConfig)
@@ -206,7 +206,7 @@ def seeds(target: str) -> list[bytes]:
         if target == "picture_zip":
             return [write_zip(folder / "set.zip", split_set()).read_bytes(), _packed(folder / "b.zip")]
         if target == "record":
-            run("SOP", [80.0, 84.5]).write(path)
+            graph_run("SOP", [80.0, 84.5]).write(path)
             return [path.read_bytes()]
         if target == "bench_record":
             pair(2.0).save(path)

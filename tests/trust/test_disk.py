@@ -22,7 +22,7 @@ from powerpool.files import atomic, locked, make_folder, read_json, write_json, 
 from powerpool.report.plots import draw_sweep
 from powerpool.runs.checkpoint import load_state, save_state
 from tests.data.image_sets import split_set, write_zip
-from tests.experiments import runs
+from tests.report import samples
 
 FULL = OSError(errno.ENOSPC, "No space left on device")
 
@@ -172,7 +172,7 @@ def test_the_command_says_so_in_one_line_with_exit_code_1(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     """And the report of before stays as it was."""
-    runs.run("SOP", [80.0, 84.0]).write(tmp_path / "MUTAG" / "SOP.json")
+    samples.graph_run("SOP", [80.0, 84.0]).write(tmp_path / "MUTAG" / "SOP.json")
     words = ["report", "--records", str(tmp_path)]
     assert cli.main(words) == 0
     before = (tmp_path / "README.md").read_text()

@@ -1,17 +1,17 @@
-"""Names that others chose - of data, methods, classes and files - are text in every report, and never markup."""
+"""Names from files - of cases, contenders and classes - are text in every table, and never markup.
+
+Reports of runs have their own tests, in tests/report.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import re
 import xml.etree.ElementTree as ET
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 from rich.console import Console
 
@@ -21,86 +21,16 @@ from powerpool.bench.compare import CompareOptions
 from powerpool.bench.publish import PublishOptions
 from powerpool.bench.record import BenchRecord, Fit, Outcome, Selection, Skipped
 from powerpool.errors import RecordError
-from powerpool.report.document import Bold, Code, Heading, Items, Table, Text, markdown, page
-from powerpool.report.report import record_path, write_report
 from powerpool.tasks.fewshot import commands as fewshot
 from powerpool.tasks.vision import commands as vision
 from tests.bench import samples
-from tests.experiments import runs
 
 READER = MarkdownIt("commonmark").enable(["table", "strikethrough"])
 """Another's reader of Markdown, as GitHub reads it."""
-SIGNS = [*"|`*_[]&#$\\\"'>7aé\n\t\u2028", "```", "~~~", "~~", "**", "__", "\n\n", "    "]
-PIECES = [*SIGNS, "<b>", "</td>", "<script>", "<!--", "[x](y)", "![", "&lt;", "$$", ":--", "http://x.y"]
-PIECES += ["---", "===", "## ", "- ", "+ ", "1. ", "2) ", "> "]
-hostile = st.lists(st.sampled_from(PIECES) | st.text(max_size=3), min_size=1, max_size=8).map("".join)
-# Characters that XML and HTML do not have are no text in any report; they are told from markup all the same.
-hostile = hostile.map(lambda text: re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]", "", text))
-hostile = hostile.filter(lambda text: text.strip() != "")
-
-
-class Page(HTMLParser):
-    """Tags, and all text that is shown."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.tags: list[str] = []
-        self.texts: list[str] = []
-        self.feed(text)
-        self.close()
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-
-    def handle_data(self, data: str) -> None:
-        self.texts.append(data)
-
-    def handle_comment(self, data: str) -> None:
-        raise AssertionError(f"a comment: {data}")
 
 
 def one_line(text: str) -> str:
     return " ".join(text.split())
-
-
-@settings(max_examples=200)
-@given(hostile)
-def test_markdown_shows_every_text_as_it_is(text: str) -> None:
-    blocks = [Heading(text, 2), Text(text), Items([text, "x"]), Table((text, "b"), [(text, Bold(text)), ("c", text)])]
-    tokens = READER.parse(markdown(blocks))
-    kinds = [token.type for token in tokens if token.nesting == 1]
-    # A bold text that ends in a sign may not be bold to Markdown; it is text in any case.
-    assert kinds == [
-        "heading_open", "paragraph_open", "bullet_list_open", *["list_item_open", "paragraph_open"] * 2,
-        "table_open", "thead_open", "tr_open", *["th_open"] * 2, "tbody_open", *["tr_open", *["td_open"] * 2] * 2,
-    ]  # fmt: skip
-    shown = []
-    for token in tokens:
-        if token.type == "inline":
-            assert {child.type for child in token.children or ()} <= {"text", "strong_open", "strong_close"}
-            shown.append("".join(child.content for child in token.children or ()))
-    expected = one_line(text)
-    assert [found.strip("*") for found in shown] == [
-        part.strip("*")
-        for part in (expected, expected, expected, "x", expected, "b", expected, expected, "c", expected)
-    ]
-
-
-@given(hostile)
-def test_html_shows_every_text_as_it_is(text: str) -> None:
-    blocks = [Heading(text, 2), Text(text), Items([text]), Code(text), Table((text,), [(Bold(text), text)])]
-    seen = Page(page(text, blocks))
-    head = ["html", "head", "meta", "meta", "title", "meta", "style", "body"]
-    body = ["h2", "p", "ul", "li", "pre", "div", "table", "thead", "tr", "th", "tbody", "tr", "th", "b", "td"]
-    assert seen.tags == [*head, *body]
-    assert "".join(seen.texts).count(text) >= 8
-
-
-@given(hostile)
-def test_code_in_markdown_is_code_to_its_end(text: str) -> None:
-    tokens = READER.parse(markdown([Text("before"), Code(f"x{text}"), Text("after")]))
-    assert [token.type for token in tokens if token.type == "code_block"] == ["code_block"]
-    assert tokens[-2].content == "after"
 
 
 NAMES = (
@@ -112,28 +42,6 @@ NAMES = (
     "## x",
     "$x$ `y`",
 )
-
-
-def test_a_whole_report_of_hostile_names(tmp_path: Path) -> None:
-    records = [runs.with_curves(name, seed, data="../<b>|\n| x", metric="<i>|", protocol="<u>\n# x")
-               for seed, name in enumerate(NAMES)]  # fmt: skip
-    environment = runs.ENVIRONMENT | {"command": "powerpool </pre><script>\n\n# x", "processor": "<i>|"}
-    records.append(runs.run("SOP", [1.0, 2.0], config={"<u>|\n": "</pre><script>"}, environment=environment))
-    written = write_report(records, tmp_path / "out")
-    assert {path.parent for path in written} == {tmp_path / "out"}
-    assert all(re.fullmatch(r"[\w.-]+", path.name) for path in written)
-    seen = Page(written[1].read_text())
-    assert not {"script", "u", "i"} & set(seen.tags)
-    assert seen.tags.count("img") == len([path for path in written if path.suffix == ".svg"])
-    for token in READER.parse(written[0].read_text()):
-        assert token.type != "html_block"
-        assert not {"html_inline", "link_open"} & {child.type for child in token.children or ()}
-    for path in written[2:]:  # well-formed, with the names as text, and nothing that runs
-        tree = ET.parse(path)
-        tags = {element.tag.rpartition("}")[2] for element in tree.iter()}
-        assert not {"script", "img", "foreignObject", "b", "u"} & tags
-    texts = {element.text for path in written[2:] for element in ET.parse(path).iter() if element.text}
-    assert {NAMES[0], NAMES[2]} <= texts
 
 
 HOSTILE = "<img src=x onerror=alert(1)>|[a](javascript:b) $\\frac{$ **c**\n\n# d"
@@ -216,10 +124,3 @@ def assert_shown(printed: str) -> None:
     words = re.sub(r"[\s│┃]+", "", printed)  # a cell may be broken between words
     assert "[/red]x[bold]y:smile:\\x1b[31m\\nz" in words
     assert "\x1b[31m" not in printed
-
-
-@pytest.mark.parametrize("name", ["../x", "a/b", "..", ".hidden", "/abs"])
-def test_a_record_cannot_be_filed_elsewhere(name: str) -> None:
-    for record in (runs.run("SOP", [1.0, 2.0], data=name), runs.run(name, [1.0, 2.0])):
-        with pytest.raises(RecordError, match="must do as names of files"):
-            record_path(record)

@@ -215,7 +215,7 @@ COMMANDS: dict[str, Command] = {
         extras="train,figures",
     ),
     "report": Command(
-        target="powerpool.report.report:run",
+        target="powerpool.report.write:run",
         help="the tables and plots of finished runs, beside the figures of the paper",
         extras=PIPELINES,
     ),

@@ -13,7 +13,7 @@ from powerpool.cli.show import show_progress
 from powerpool.console import note
 from powerpool.errors import ArgumentError
 from powerpool.files import locked, write_json
-from powerpool.report.report import Reproduced, conclude, tell
+from powerpool.report.write import Reproduced, file_records, print_summary
 from powerpool.runs.environment import Environment, environment, merge_environments, resume_key
 from powerpool.runs.folder import CHECKPOINTS, DATA
 from powerpool.runs.record import KINDS, Result, RunRecord
@@ -29,7 +29,7 @@ AnyRow = Row[Any, Any]
 
 def run(options: ReproduceOptions) -> None:
     """Run what is not done yet, write records and report, and print where they are."""
-    tell(reproduce(options), options.folder)
+    print_summary(reproduce(options), options.folder)
 
 
 def reproduce(options: ReproduceOptions, *, report: bool = True) -> Reproduced:
@@ -49,7 +49,7 @@ def reproduce(options: ReproduceOptions, *, report: bool = True) -> Reproduced:
             for row in rows
             for protocol in row.protocols
         ]
-        return conclude(records, options.folder, quick=options.is_quick, report=report)
+        return file_records(records, options.folder, quick=options.is_quick, report=report)
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,12 @@
-"""How every picture of the library is drawn and written: colours, lines, and files that are the same each time.
+"""Colours, lines and image files of all plots. The same drawing gives the same file.
 
-Pictures are drawn on a ``Figure`` of their own and not by pyplot: no window system is needed, and nothing global that
-another user of matplotlib would notice is changed.
+Plots are drawn on their own ``Figure``, not by pyplot: no window system is needed, and no global state changes.
 """
 
 from __future__ import annotations
 
 import csv
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
-"""Colours of Okabe and Ito, which readers of every kind of colour vision tell apart; without their yellow, which is
-faint on white. Further lines take another dash."""
+"""The palette of Okabe and Ito, which every kind of colour vision can tell apart, without its yellow, which is faint on
+white. Further lines take another dash."""
 DASHES = ("-", "--", ":", "-.")
 
 
 def line_look(number: int) -> tuple[str, str]:
-    """Colour and dash of a line by its number: first all colours, then the same with another dash.
+    """Return colour and dash of a line by its number: first all colours, then the same with another dash.
 
     Example:
         >>> line_look(0), line_look(7)
@@ -43,15 +43,13 @@ def save(
 ) -> None:
     """Draw once, and write each file atomically, in the format of its suffix.
 
-    Without a date and with fixed ids the same drawing gives the same file.
-
     Args:
-        draw: puts the picture on an empty figure.
-        paths: of PNG and SVG files.
+        draw: draws on an empty figure.
+        paths: PNG and SVG files.
         size: width and height in inches.
-        style: settings of matplotlib for this picture alone.
-        salt: what the ids of an SVG are made from; the name of the first file without it.
-        dpi: points of a PNG for each inch.
+        style: settings of matplotlib for this plot alone.
+        salt: seed of the ids in an SVG file; default: the name of the first file.
+        dpi: resolution of PNG files.
     """
     from matplotlib import rc_context
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -67,8 +65,15 @@ def save(
                 figure.savefig(temporary, dpi=dpi, metadata={"Date": None} if path.suffix == ".svg" else None)
 
 
+def save_with_text(draw: Callable[[Figure], None], path: Path, size: tuple[float, float]) -> None:
+    """Write one file; text in an SVG stays text, which needs a tenth of the bytes and any font of the reader."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+        save(draw, [path], size, style={"svg.fonttype": "none"})
+
+
 def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write rows of the same names as CSV, atomically; the names are the first line."""
+    """Write rows with the same keys as CSV, atomically; the keys are the first line."""
     with atomic(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, fieldnames=list(rows[0]))
         writer.writeheader()
@@ -76,7 +81,7 @@ def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def plain(text: str) -> str:
-    r"""``text`` without formulas, which matplotlib reads between two dollars, and without what no SVG may hold.
+    r"""Return ``text`` without formulas, which matplotlib reads between two dollars, and without control characters.
 
     Example:
         >>> plain("5 $ and 6 $")
@@ -85,3 +90,14 @@ def plain(text: str) -> str:
         'a b'
     """
     return "".join(one if one.isprintable() else " " for one in text).replace("$", r"\$")
+
+
+def shorten_middle(name: str, longest: int) -> str:
+    """Keep the beginning and the end of a long name: related names often differ in their end.
+
+    Example:
+        >>> shorten_middle("abcdefghij", 6), shorten_middle("abc", 6)
+        ('abc…ij', 'abc')
+    """
+    half = longest // 2
+    return name if len(name) <= longest else f"{name[:half]}\N{HORIZONTAL ELLIPSIS}{name[1 - half :]}"

@@ -1,29 +1,31 @@
-"""What the paper reports, to be printed beside what was measured here."""
+"""The figures that the paper reports, which tables show beside those measured here."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from typing import Any
 
+from powerpool.report.results import get_backbone, get_count, get_setting
+from powerpool.runs.record import RunRecord
+
 DATA_NAMES = {"PTC_MR": "PTC", "imagenet": "imagenet2012"}
 """Data sets that the paper calls by another name."""
-
 METHOD_NAMES = {"Baseline": "baseline"}
 """Methods of image classification that the file calls by another name."""
-
 IMAGENET_NAMES = {"SOP+NewtonSchulz": "Newton-Schulz"}
-"""Methods that the table of ImageNet takes from others, under the name it has for them."""
-
+"""Methods that the table of ImageNet takes from other papers, and its names for them."""
 PROTOCOL_NAMES = {"validation-only": "validation_only", "retrain": "retrained_on_train_and_validation"}
-
 NETWORKS = {
     "alexnet": "an AlexNet whose last two convolutional layers are fine-tuned",
     "resnet50": "a fine-tuned ResNet-50",
 }
-"""The networks of the paper's tables of images, by the names of the file, and how they were trained."""
+"""The networks of the paper's tables of images, and how they were trained."""
+PRETRAINED = "+Pretr"
+"""Part of the name of a method that was pre-trained on another data set."""
 
 
 @dataclass(frozen=True)
@@ -32,79 +34,46 @@ class Figure:
 
     mean: float
     std: float | None = None
-    """Over folds; None in the tables of images, which have one number for each method, and in those of episodes."""
+    """Standard deviation over folds; None for images and few-shot learning."""
     top5: float | None = None
-    """Accuracy of the best five guesses in %, where the paper has it."""
+    """Top-5 accuracy in %, where the paper has it."""
     half: float | None = None
-    """Of a mean over episodes: what the paper has behind ±, half of the 95 % interval."""
+    """Half of the 95 % interval of a mean over episodes."""
 
 
 @dataclass(frozen=True)
-class Expectation:
-    """That one method is above another in the paper's tables. An end ``*`` is the best of a kind."""
+class FewShotSetup:
+    """How the paper trains on a data set for few-shot learning."""
 
-    text: str
-    above: tuple[str, ...]
-    below: tuple[str, ...]
-    single_shot: bool = True
-    """Whether it is expected with one support picture, too; some methods differ with more of them only."""
+    episodes: int
+    source: str
+    """The data set of pre-training, as the paper calls it."""
+    size: int | None = None
+    """Side of the images in pixels; None where the paper has a table for each size."""
 
 
-IMAGE_ORDER = (
-    Expectation("second order above first", ("SOP",), ("FOP",)),
-    Expectation("an element-wise power normalization above none", ("SOP+AsinhE",), ("SOP",)),
-    Expectation("with spatial coordinates above without", ("SOP+SC+AsinhE",), ("SOP+AsinhE",)),
-    Expectation("SigmE above AsinhE", ("SOP+SC+SigmE",), ("SOP+SC+AsinhE",)),
-    Expectation("spectral above element-wise", ("SOP+SC+Spec*",), ("SOP+SC+AsinhE", "SOP+SC+SigmE")),
-)
-"""What the paper's tables of images would have one expect of others."""
-
-EPISODE_ORDER = (
-    Expectation("second order above Relation Net, without a power normalization", ("SoSN(x)",), ("RelationNet",)),
-    Expectation("SoSN with SigmE above Relation Net", ("SoSN(x)+SigmE", "SoSN(x+L)+SigmE"), ("RelationNet",)),
-    Expectation("SoSN with SigmE above Prototypical Net", ("SoSN(x)+SigmE", "SoSN(x+L)+SigmE"), ("PrototypicalNet",)),
-    Expectation("an element-wise power normalization above none", ("SoSN(x)+AsinhE", "SoSN(x)+SigmE"), ("SoSN(x)",)),
-    Expectation("a spectral power normalization above none", ("SoSN(x)+Spec*",), ("SoSN(x)",)),
-    Expectation("SigmE above AsinhE", ("SoSN(x)+SigmE",), ("SoSN(x)+AsinhE",)),
-    Expectation("x+L above x", ("SoSN(x+L)+SigmE",), ("SoSN(x)+SigmE",), single_shot=False),
-    Expectation("with spatial coordinates above without", ("SoSN(x+L)+SC+SigmE",), ("SoSN(x+L)+SigmE",)),
-)
-"""What the paper's tables of few-shot learning would have one expect of others."""
-
-TRAINING_EPISODES = {
-    "miniimagenet": 200_000,
-    "miniimagenet100": 200_000,
-    "food101": 200_000,
-    "flower102": 40_000,
-    "open_mic": 15_000,
+FEW_SHOT = {
+    "miniimagenet": FewShotSetup(200_000, "Food-101"),
+    "miniimagenet100": FewShotSetup(200_000, "Food-101"),
+    "food101": FewShotSetup(200_000, "miniImageNet", 224),
+    "flower102": FewShotSetup(40_000, "miniImageNet", 224),
+    "open_mic": FewShotSetup(15_000, "miniImageNet"),
 }
-"""How many the paper trains on."""
-FEW_SHOT_SIZE = {"flower102": 224, "food101": 224}
-"""Side of the pictures that SoSN is trained on there. Tables of other sets have a part for each size."""
 FEW_SHOT_SIZES = (84, 224)
-"""Sides of pictures that there are in tables of few-shot learning: what was measured at another has no figure."""
-PRETRAINED_ON = {
-    "miniimagenet": "Food-101",
-    "miniimagenet100": "Food-101",
-    "flower102": "miniImageNet",
-    "food101": "miniImageNet",
-    "open_mic": "miniImageNet",
-}
-"""What the paper trains on before, by the set of a table."""
+"""Sides of images in the tables of few-shot learning."""
 SOURCE_NAMES = {"miniimagenet": "miniImageNet", "miniimagenet100": "miniImageNet", "food101": "Food-101"}
-"""What it calls these sets."""
+"""The paper's names of the data sets that it pre-trains on."""
 
 
 def paper_figure(
-    pipeline: str, data: str, method: str, protocol: str, backbone: str | None = None, size: int | None = None
+    task: str, data: str, method: str, protocol: str, backbone: str | None = None, size: int | None = None
 ) -> Figure | None:
-    """The paper's number for one row of one table; None where it reports none.
+    """Return the paper's number for one row of one table; None if it does not report one.
 
-    Graph classification is known by protocol, image classification by network: that of ``backbone`` where the paper has
-    a column for it, and ResNet-50 otherwise. It has errors for ImageNet, which are accuracies here. Few-shot learning
-    is known by protocol, with transductive tests or without, and by the size of pictures in pixels: there are no
-    figures for other sizes than 84 and 224. Those for Flower102 and Food-101 are for one size of the two, see
-    :data:`FEW_SHOT_SIZE`, and are given for both.
+    Graph classification is found by protocol, image classification by network: that of ``backbone`` where the paper has
+    a column for it, otherwise ResNet-50. Errors on ImageNet are converted to accuracies. Few-shot learning is found by
+    protocol, transductive or not, and by the size of images in pixels, 84 or 224; the figures for Flower102 and
+    Food-101 are for 224 px, and are returned for both.
 
     Example:
         >>> paper_figure("graph", "PTC_MR", "SOP+SpecMaxExpF", "validation-only")
@@ -114,19 +83,40 @@ def paper_figure(
         >>> paper_figure("fewshot", "miniimagenet", "SoSN(x)+SigmE", "5-way-5-shot", size=84)
         Figure(mean=68.63, std=None, top5=None, half=0.6)
     """
-    if pipeline == "vision":
+    if task == "vision":
         return _image_figure(data, method, backbone)
-    if pipeline == "fewshot":
+    if task == "fewshot":
         return _episode_figure(data, method, protocol, size)
-    if pipeline != "graph":
-        return None
     table = figures()["graph"].get(PROTOCOL_NAMES.get(protocol), {})
     found = table.get(DATA_NAMES.get(data, data), {}).get(method)
     return None if found is None else Figure(*map(float, found))
 
 
+def record_figure(record: RunRecord, method: str | None = None) -> Figure | None:
+    """Return the paper's number beside a record, or for another method under the same settings."""
+    names = (record.task, record.data, method or record.method, record.protocol)
+    return paper_figure(*names, get_backbone(record), get_count(record, "size"))
+
+
+def describe_paper_setup(records: Sequence[RunRecord]) -> str | None:
+    """Return what the paper's figures are for, as far as it differs from the setup of these records.
+
+    Args:
+        records: of one data set, protocol and backbone, each with a figure in the paper.
+    """
+    if not records or records[0].task == "graph":
+        return None
+    first = records[0]
+    if first.task == "fewshot":
+        return _describe_few_shot(records)
+    backbone = get_backbone(first)
+    wanted = paper_network(first.data, backbone)
+    is_same = first.protocol == "end-to-end" and find_network(backbone) == wanted
+    return None if is_same else NETWORKS[wanted]
+
+
 def paper_network(data: str, backbone: str | None) -> str:
-    """The network that the paper's numbers for images belong to, by its name in :data:`NETWORKS`.
+    """Return the network that the paper's numbers for images belong to, by its name in :data:`NETWORKS`.
 
     Example:
         >>> paper_network("flower102", "hf:microsoft/resnet-50"), paper_network("flower102", "efficientnet-lite0")
@@ -134,34 +124,19 @@ def paper_network(data: str, backbone: str | None) -> str:
         >>> paper_network("flower102", "alexnet"), paper_network("food101", "alexnet")
         ('alexnet', 'resnet50')
     """
-    found = network(backbone)
+    found = find_network(backbone)
     return found if found is not None and found in _image_table(data) else "resnet50"
 
 
-def network(backbone: str | None) -> str | None:
-    """Which of :data:`NETWORKS` a backbone is, with or without the name of a collection before it; None: another."""
+def find_network(backbone: str | None) -> str | None:
+    """Return which of :data:`NETWORKS` a backbone is, with or without the prefix of a collection; None if another."""
     name = re.sub(r".*[:/]", "", (backbone or "").lower())
-    found = re.match(r"(alexnet|resnet-?50)(?:\.|$)", name)  # timm has the weights behind a full stop
+    found = re.match(r"(alexnet|resnet-?50)(?:\.|$)", name)  # timm names the weights after a full stop
     return None if found is None else found[1].replace("-", "")
 
 
-def expectations(pipeline: str, protocol: str) -> tuple[Expectation, ...]:
-    """The order of methods that the paper would have one expect in a table.
-
-    Example:
-        >>> [expected.text for expected in expectations("vision", "frozen")][:2]
-        ['second order above first', 'an element-wise power normalization above none']
-        >>> len(expectations("fewshot", "5-way-5-shot")) - len(expectations("fewshot", "5-way-1-shot"))
-        1
-    """
-    if pipeline == "fewshot":
-        shown = way_and_shot(protocol)
-        return tuple(one for one in EPISODE_ORDER if one.single_shot or (shown is not None and shown[1] > 1))
-    return IMAGE_ORDER if pipeline == "vision" else ()
-
-
 def way_and_shot(protocol: str) -> tuple[int, int] | None:
-    """The two numbers in the name of a protocol of episodes; None where it is no such name.
+    """Return the two numbers in the name of a few-shot protocol; None for other names.
 
     Example:
         >>> way_and_shot("20-way-1-shot"), way_and_shot("5-way-5-shot-transductive"), way_and_shot("frozen")
@@ -172,10 +147,9 @@ def way_and_shot(protocol: str) -> tuple[int, int] | None:
 
 
 def set_of_paper(data: str) -> str | None:
-    """The set of few-shot learning that the paper has a table for, by the name of a record; None where it has none.
+    """Return the data set of :data:`FEW_SHOT` that a record belongs to, by its name; None if the paper has no table.
 
-    Its table of Open MIC is for the first protocol, from one part to another, and the pair is in the name of a record.
-    An exhibition by itself is of the second protocol.
+    The table of Open MIC is for the first protocol, from one part to another, and the pair is in the name of a record.
 
     Example:
         >>> set_of_paper("open_mic-p1-to-p2"), set_of_paper("open_mic-shn"), set_of_paper("flower102")
@@ -183,17 +157,38 @@ def set_of_paper(data: str) -> str | None:
     """
     if re.fullmatch(r"open_mic-p[1-4]-to-p[1-4]", data):
         return "open_mic"
-    return data if data in TRAINING_EPISODES and data != "open_mic" else None
+    return data if data in FEW_SHOT and data != "open_mic" else None
 
 
 @cache
 def figures() -> dict[str, Any]:
-    """Every number of the paper, in the structure of the file that ships with the package."""
+    """Return every number of the paper, in the structure of the YAML file that ships with the package."""
     import yaml
 
     text = resources.files("powerpool").joinpath("recipes", "paper.yaml").read_text(encoding="utf-8")
     found: dict[str, Any] = yaml.safe_load(text)
     return found
+
+
+def _describe_few_shot(records: Sequence[RunRecord]) -> str | None:
+    name = set_of_paper(records[0].data)
+    if name is None:
+        return None
+    setup, parts = FEW_SHOT[name], []
+    if name == "miniimagenet100":
+        parts.append("all 600 images of a class")
+    if name == "open_mic":
+        parts.append("the mean over twelve pairs of parts (protocol I)")
+    if setup.size is not None and {get_count(record, "size") for record in records} != {setup.size}:
+        parts.append(f"SoSN on images of {setup.size} px")
+    if {get_count(record, "training", "episodes") for record in records} != {setup.episodes}:
+        parts.append(f"{setup.episodes} training episodes")
+    sources = {get_setting(record, "pretraining", "data") for record in records if PRETRAINED in record.method}
+    if any(SOURCE_NAMES.get(str(source)) != setup.source for source in sources):
+        parts.append(f"pre-training on {setup.source}")
+    if not records[0].protocol.endswith("-transductive"):
+        parts.append("transductive tests")
+    return ", ".join(parts) or None
 
 
 def _image_table(data: str) -> dict[str, Any]:
@@ -203,22 +198,22 @@ def _image_table(data: str) -> dict[str, Any]:
 
 def _image_figure(data: str, method: str, backbone: str | None) -> Figure | None:
     table = _image_table(data)
-    table = table.get(paper_network(data, backbone), table)  # only Flower102 is there for two networks
+    table = table.get(paper_network(data, backbone), table)  # only Flower102 has two networks
     found = table.get(METHOD_NAMES.get(method, method), table.get(IMAGENET_NAMES.get(method)))
     if isinstance(found, list):
-        # Errors of the first guess and of the best five. Rounded, for 100 - 22.05 is 77.95 but for round-off.
+        # Top-1 and top-5 errors. Rounded, because 100 - 22.05 is 77.95 only up to round-off.
         top1, top5 = (round(100 - float(error), 2) for error in found)
         return Figure(top1, top5=top5)
     return None if found is None else Figure(float(found))
 
 
 def _episode_figure(data: str, method: str, protocol: str, size: int | None) -> Figure | None:
-    name, shown = set_of_paper(data), way_and_shot(protocol)
-    if name is None or shown is None or size not in FEW_SHOT_SIZES:
+    name, numbers = set_of_paper(data), way_and_shot(protocol)
+    if name is None or numbers is None or size not in FEW_SHOT_SIZES:
         return None
-    way, shot = shown
+    way, shot = numbers
     if name == "open_mic":
-        return _museum_figure(method, way, shot, size)
+        return _open_mic_figure(method, way, shot, size)
     is_mini = name in ("miniimagenet", "miniimagenet100")
     table = figures()["few_shot"][f"miniimagenet_{size}" if is_mini else name]
     found = table.get(method if is_mini else _without_descriptor(method, shot))
@@ -228,13 +223,13 @@ def _episode_figure(data: str, method: str, protocol: str, size: int | None) -> 
     return Figure(float(mean), half=float(half))
 
 
-def _museum_figure(method: str, way: int, shot: int, size: int) -> Figure | None:
-    """The table of Open MIC has one support picture, five or twenty classes, two sizes, and no intervals."""
+def _open_mic_figure(method: str, way: int, shot: int, size: int) -> Figure | None:
+    """The table of Open MIC has one support image, five or twenty classes, two sizes, and no intervals."""
     name = _without_descriptor(method, shot) + ("@224" if size == 224 else "")
     found = figures()["few_shot"]["open_mic"].get(name)
     return None if found is None or shot != 1 or way not in (5, 20) else Figure(float(found[0 if way == 5 else 1]))
 
 
 def _without_descriptor(method: str, shot: int) -> str:
-    """As tables call a method that have one relation descriptor alone, x+L: with one support picture all are that."""
+    """Name a method as tables with x+L alone do; with one support image all descriptors are the same."""
     return re.sub(r"^SoSN\((x\+L|x\+P|x)\)" if shot == 1 else r"^SoSN\(x\+L\)", "SoSN", method)

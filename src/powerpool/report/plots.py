@@ -1,103 +1,236 @@
-"""Pictures of records: the mean of every method with its interval, and how training went."""
+"""Plots of records as SVG files: values, training curves, test episodes, confusions, spectra and sweeps."""
 
 from __future__ import annotations
 
 import math
-import warnings
-from collections.abc import Callable, Mapping, Sequence
+from bisect import bisect
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from powerpool.errors import RecordError
-from powerpool.report.drawing import COLOURS, line_look, plain, save
-from powerpool.report.tables import Group, Row
+from powerpool.report.confusion import draw_panel, longest_label
+from powerpool.report.drawing import COLOURS, line_look, plain, save_with_text, shorten_middle
+from powerpool.report.groups import Group
+from powerpool.report.results import STEPS, accuracies, mean_spectrum, sum_confusions
 from powerpool.runs.compare import summarize
-from powerpool.runs.record import RunRecord
+from powerpool.runs.record import EpisodeResult, Result, RunRecord
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 OURS, PAPER = COLOURS[:2]
-
 WIDE = 30
-"""From the smallest to the largest value of a setting: a range this wide has a logarithmic axis."""
-
+"""Values of a setting that span this factor are drawn on a logarithmic axis."""
 CURVES = {
     "train_loss": "training loss",
     "validation_loss": "validation loss",
     "validation_accuracy": "validation accuracy",
     "validation_value": "validation accuracy in %",
-    "retrain_loss": "training loss, once more with validation",
+    "retrain_loss": "training loss, with the validation part",
 }
-"""Curves that are drawn first, and what they are called; others follow under their own names."""
+"""Titles of known curves, which are drawn first; others follow under their own names."""
 LEGEND = 90
-"""Letters for which there is room beside the other entry of a legend."""
-STEPS = "episode"
-"""A curve that says where the points of the others are; without it they are one epoch apart."""
+"""Characters that fit beside the other entry of a legend."""
+FEW_CLASSES = 5
+"""Up to this many classes every method has a confusion matrix; beyond that, the baseline and the best."""
+MANY_CLASSES = 25
+"""Beyond this many classes a heat map cannot be read."""
+WIDTH = 11.0
+"""Inches in which confusion matrices are laid out."""
+LOWEST = 1e-6
+"""Smaller shares of eigenvalues are not drawn: in float32 they are round-off."""
+BIN = 5.0
+"""Smallest width in % of a bin of episodes."""
 
 
 def draw_values(group: Group, path: Path) -> None:
-    """Mean and 95 % interval of every method, the first on top, and the paper's figure where it has one."""
+    """Draw mean and 95 % interval of every method, the first on top, and the paper's figures."""
 
     def draw(figure: Figure) -> None:
         axes = figure.add_subplot()
         places = range(len(group.rows))
         means = [row.record.mean for row in group.rows]
-        bars = [_bar(row) for row in group.rows]
-        axes.errorbar(
-            means,
-            places,
-            xerr=list(zip(*bars, strict=True)),
-            fmt="o",
-            color=OURS,
-            capsize=3,
-            label="ours, with 95 % interval",
-        )
+        # A single fold has no interval: a bar of length NaN is not drawn.
+        ends = [row.interval or (math.nan, math.nan) for row in group.rows]
+        bars = [[mean - low, high - mean] for mean, (low, high) in zip(means, ends, strict=True)]
+        sides = list(zip(*bars, strict=True))
+        axes.errorbar(means, places, xerr=sides, fmt="o", color=OURS, capsize=3, label="ours, with 95 % interval")
         known = [(row.paper.mean, place + 0.25) for place, row in enumerate(group.rows) if row.paper is not None]
+        label = "paper" if group.paper_setup is None else f"paper, for {group.paper_setup}"
         if known:
-            axes.plot(*zip(*known, strict=True), "D", color=PAPER, fillstyle="none", label=_paper(group))
-        axes.set_yticks(places, [plain(row.record.method) for row in group.rows])
+            axes.plot(*zip(*known, strict=True), "D", color=PAPER, fillstyle="none", label=label)
+        axes.set_yticks(places, [plain(record.method) for record in group.records])
         axes.set_ylim(len(group.rows) - 0.4, -0.6)
         axes.set_xlabel(plain(group.metric))
         axes.set_title(plain(group.title))
         axes.grid(axis="x", alpha=0.3)
-        ncols = 2 if len(_paper(group)) <= LEGEND else 1
-        figure.legend(loc="outside lower center", ncols=ncols, fontsize="small")
+        figure.legend(loc="outside lower center", ncols=2 if len(label) <= LEGEND else 1, fontsize="small")
 
-    save_svg(draw, path, (8, 1.6 + 0.35 * len(group.rows)))
+    save_with_text(draw, path, (8, 1.6 + 0.35 * len(group.rows)))
 
 
 def draw_curves(group: Group, path: Path) -> bool:
-    """The curves of every method against epochs or episodes; False where there are none.
-
-    They are the mean over folds, with a band of one standard deviation.
-    """
-    records = [row.record for row in group.rows]
-    names = {name for record in records for fold in record.folds for name in _curves(fold)}
+    """Draw the training curves of every method: mean over results, and one standard deviation; False without any."""
+    results = [result for record in group.records for result in record.results]
+    names = {name for result in results for name, curve in result.curves.items() if curve and name != STEPS}
     if not names:
         return False
     ordered = [*(name for name in CURVES if name in names), *sorted(names - CURVES.keys())]
-    step = "training episode" if any(_steps(fold) for record in records for fold in record.folds) else "epoch"
+    step = "training episode" if any(STEPS in result.curves for result in results) else "epoch"
 
     def draw(figure: Figure) -> None:
         panels = figure.subplots(1, len(ordered), squeeze=False)[0]
         for axes, name in zip(panels, ordered, strict=True):
-            for number, record in enumerate(records):
+            for number, record in enumerate(group.records):
                 _draw_curve(axes, record, name, number)
             axes.set(xlabel=step, title=plain(CURVES.get(name, name)))
             axes.grid(alpha=0.3)
-        # All methods have the same colour in every panel; one that is in no first panel is still in the legend.
+        # A method has the same colour in every panel, and may be missing in the first.
         handles = {line.get_label(): line for axes in panels for line in axes.get_lines()}
         figure.legend(handles.values(), handles.keys(), loc="outside right upper", fontsize="small")
         figure.suptitle(plain(group.title))
 
-    save_svg(draw, path, (2.5 + 3.6 * len(ordered), 4.2))
+    save_with_text(draw, path, (2.5 + 3.6 * len(ordered), 4.2))
+    return True
+
+
+def mean_curve(record: RunRecord, name: str) -> list[tuple[int, float, float]]:
+    """Return step, mean and standard deviation over the results that reached the step.
+
+    A step is an epoch, or a training episode where the curves say so. The deviation of a single result is 0.
+    """
+    values: dict[int, list[float]] = {}
+    for result in record.results:
+        curve = result.curves.get(name, ())
+        for step, value in zip(_steps(result, len(curve)), curve, strict=True):
+            if value is not None:
+                values.setdefault(step, []).append(value)
+    summaries = ((step, summarize(values[step])) for step in sorted(values))
+    return [(step, summary.mean, summary.std or 0.0) for step, summary in summaries]
+
+
+def draw_episodes(group: Group, path: Path) -> bool:
+    """Draw how many of the test episodes had which accuracy, for every method; False without episodes."""
+    if group.task != "fewshot":
+        return False
+    results = [one for record in group.records for one in record.results if isinstance(one, EpisodeResult)]
+    edges = bin_edges(min(result.queries for result in results))
+    counts = [count_shares(accuracies(record), edges) for record in group.records]
+    filled = [place for place in range(len(edges) - 1) if any(shares[place] for shares in counts)]
+
+    def draw(figure: Figure) -> None:
+        axes = figure.add_subplot()
+        for number, (record, shares) in enumerate(zip(group.records, counts, strict=True)):
+            colour, dash = line_look(number)
+            axes.stairs(shares, edges, color=colour, linestyle=dash, linewidth=1.6, label=plain(record.method))
+        axes.set_xlim(edges[max(0, filled[0] - 1)], edges[min(len(edges) - 1, filled[-1] + 2)])
+        axes.set_ylim(bottom=0)
+        axes.set(xlabel="accuracy in an episode, in %", ylabel="% of the episodes", title=plain(group.title))
+        axes.grid(alpha=0.3)
+        figure.legend(loc="outside right upper", fontsize="small")
+
+    save_with_text(draw, path, (9.0, 4.2))
+    return True
+
+
+def bin_edges(queries: int) -> list[float]:
+    """Return edges between the accuracies that so many queries can give, with equally many between each two.
+
+    Example:
+        >>> bin_edges(4), len(bin_edges(75))
+        ([-12.5, 12.5, 37.5, 62.5, 87.5, 112.5], 20)
+    """
+    step = 100 / queries
+    inside = math.ceil(BIN / step)  # accuracies between two edges
+    return [(inside * place - 0.5) * step for place in range(math.ceil((queries + 1) / inside) + 1)]
+
+
+def count_shares(values: Sequence[float], edges: Sequence[float]) -> list[float]:
+    """Return the share of values in % between each two edges; a value on an edge belongs to the upper bin."""
+    counts = [0] * (len(edges) - 1)
+    for value in values:
+        counts[bisect(edges, value) - 1] += 1
+    return [100 * count / len(values) for count in counts]
+
+
+def draw_spectra(group: Group, path: Path) -> bool:
+    """Draw mean shares of eigenvalues against their rank, before and after normalization; False without spectra."""
+    found = [
+        (line_look(number), record.method, spectrum)
+        for number, record in enumerate(group.records)
+        if (spectrum := mean_spectrum(record)) is not None
+    ]
+    if not found:
+        return False
+
+    def draw(figure: Figure) -> None:
+        axes, last = figure.add_subplot(), 1
+        for (colour, dash), method, spectrum in found:
+            for shares, look in (
+                (spectrum.before, {"linewidth": 0.9, "alpha": 0.5}),
+                (spectrum.after, {"linewidth": 1.8, "label": plain(method)}),
+            ):
+                points = [(rank, one) for rank, one in zip(spectrum.ranks, shares, strict=True) if one > LOWEST]
+                ranks, values = zip(*points, strict=True) if points else ((), ())
+                axes.plot(ranks, values, dash, color=colour, **look)
+                last = max(last, *ranks, 1)
+        axes.set(xscale="log", yscale="log", xlabel="rank of the eigenvalue", ylabel="share of the trace")
+        axes.set_title(plain(group.title))
+        ticks = [2**power for power in range(last.bit_length())]
+        axes.set_xticks(ticks, map(str, ticks))
+        axes.set_xticks([], minor=True)
+        axes.grid(alpha=0.3)
+        figure.legend(loc="outside right upper", fontsize="small", title="thick: after\nthin: before")
+
+    save_with_text(draw, path, (9.0, 4.8))
+    return True
+
+
+def choose_confusions(group: Group) -> list[RunRecord]:
+    """Return the records whose confusions are shown: all of few classes, else the baseline and the best."""
+    sizes = {id(one): len(found.classes) for one in group.records if (found := sum_confusions(one)) is not None}
+    known = [record for record in group.records if id(record) in sizes]
+    if max(sizes.values(), default=0) <= FEW_CLASSES:
+        return known
+    best = max(group.records, key=lambda record: record.mean)
+    return [record for record in known if record is best or record.method == group.baseline] or known[:1]
+
+
+def draw_confusions(group: Group, path: Path) -> bool:
+    """Draw the confusion matrices of :func:`choose_confusions`; False without any, or with too many classes."""
+    found = [(record.method, one) for record in choose_confusions(group) if (one := sum_confusions(record))]
+    classes = max((len(confusion.classes) for _, confusion in found), default=0)
+    if not 0 < classes <= MANY_CLASSES:
+        return False
+    side = max(1.5, 0.34 * classes)
+    columns = max(1, min(len(found), int(WIDTH // (side + 0.25))))
+    rows = math.ceil(len(found) / columns)
+    names = 0.09 * max(longest_label(confusion.classes) for _, confusion in found)
+
+    def draw(figure: Figure) -> None:
+        panels = figure.subplots(rows, columns, squeeze=False)
+        for place, axes in enumerate(panels.flat):
+            if place >= len(found):
+                axes.set_visible(False)
+                continue
+            method, confusion = found[place]
+            draw_panel(axes, confusion)
+            axes.set_title(plain(shorten_middle(method, 18)), fontsize="small")
+            if place % columns:
+                axes.tick_params(labelleft=False)
+            if place + columns < len(found):
+                axes.tick_params(labelbottom=False)
+        figure.suptitle(plain(group.title))
+        figure.supxlabel("predicted", fontsize="medium")
+        figure.supylabel("true", fontsize="medium")
+
+    save_with_text(draw, path, (columns * (side + 0.25) + names + 0.6, rows * (side + 0.35) + names + 0.8))
     return True
 
 
 def draw_sweep(rows: Sequence[Mapping[str, float]], setting: str, title: str, path: Path) -> None:
-    """Accuracy in % against the values of one setting; the best is filled: of equals, that with the lowest loss.
+    """Draw accuracy in % against the values of one setting; the best is filled, of equals the one with the lowest loss.
 
     Args:
         rows: each with a value of the setting under its name, its ``accuracy`` and its ``loss``.
@@ -118,72 +251,23 @@ def draw_sweep(rows: Sequence[Mapping[str, float]], setting: str, title: str, pa
         axes.set(xlabel=plain(setting), ylabel="accuracy in %", title=plain(title))
         axes.grid(alpha=0.3)
 
-    save_svg(draw, path, (6, 4.2))
-
-
-def mean_curve(record: RunRecord, name: str) -> list[tuple[int, float, float]]:
-    """Step, mean and standard deviation over the folds that reached it; steps that no fold knows are left out.
-
-    A step is an epoch, or a training episode where the curves say so. One fold alone has no deviation: it is 0 here, a
-    band without width.
-    """
-    values: dict[int, list[float]] = {}
-    for fold in record.folds:
-        curve = _curves(fold).get(name)
-        if curve is None:
-            continue
-        for step, value in zip(_steps(fold) or range(1, len(curve) + 1), curve, strict=True):
-            if value is not None:
-                values.setdefault(step, []).append(value)
-    summaries = ((step, summarize(values[step])) for step in sorted(values))
-    return [(step, summary.mean, summary.std or 0.0) for step, summary in summaries]
-
-
-def _bar(row: Row) -> tuple[float, float]:
-    """How far the interval reaches to both sides of the mean."""
-    # One fold has no interval: a bar of length nan is not drawn.
-    low, high = row.interval or (math.nan, math.nan)
-    return row.record.mean - low, high - row.record.mean
-
-
-def _paper(group: Group) -> str:
-    """What the paper's markers are called: with their network or training where it is not ours."""
-    return "paper" if group.paper_for is None else f"paper, for {group.paper_for}"
+    save_with_text(draw, path, (6, 4.2))
 
 
 def _draw_curve(axes: Axes, record: RunRecord, name: str, number: int) -> None:
     points = mean_curve(record, name)
     if not points:
         return
-    epochs, means, deviations = zip(*points, strict=True)
+    steps, means, deviations = zip(*points, strict=True)
     colour, dash = line_look(number)
-    axes.plot(epochs, means, dash, color=colour, linewidth=1.3, label=plain(record.method))
-    low = [mean - deviation for mean, deviation in zip(means, deviations, strict=True)]
-    high = [mean + deviation for mean, deviation in zip(means, deviations, strict=True)]
-    axes.fill_between(epochs, low, high, color=colour, alpha=0.12, linewidth=0)
+    axes.plot(steps, means, dash, color=colour, linewidth=1.3, label=plain(record.method))
+    low, high = (
+        [mean + sign * deviation for mean, deviation in zip(means, deviations, strict=True)] for sign in (-1, 1)
+    )
+    axes.fill_between(steps, low, high, color=colour, alpha=0.12, linewidth=0)
 
 
-def _curves(fold: dict[str, Any]) -> dict[str, Sequence[float | None]]:
-    """The curves that have a point: retraining has none of validation."""
-    curves = fold.get("curves")
-    if not isinstance(curves, dict):
-        return {}
-    steps, found = _steps(fold), {name: curve for name, curve in curves.items() if curve and name != STEPS}
-    for name, curve in found.items():
-        if steps and len(curve) != len(steps):
-            raise RecordError(f"The curve {name} must have a point for each {STEPS} (got {len(curve)}, {len(steps)}).")
-    return found
-
-
-def _steps(fold: dict[str, Any]) -> Sequence[int]:
-    """Where the points of the curves are; nothing where they are one epoch apart."""
-    curves = fold.get("curves")
-    return curves.get(STEPS, ()) if isinstance(curves, dict) else ()
-
-
-def save_svg(draw: Callable[[Figure], None], path: Path, size: tuple[float, float]) -> None:
-    """Draw a picture of a report. Text stays text, which is a tenth in size."""
-    with warnings.catch_warnings():
-        # Only the room for a name is guessed then: a browser has fonts for other scripts.
-        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
-        save(draw, [path], size, style={"svg.fonttype": "none"})
+def _steps(result: Result, count: int) -> Sequence[int]:
+    """Where the points of a curve are."""
+    steps = result.curves.get(STEPS)
+    return range(1, count + 1) if steps is None or not count else [int(step or 0) for step in steps]

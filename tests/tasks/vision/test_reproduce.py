@@ -10,7 +10,7 @@ import pytest
 
 from powerpool.cli.main import main
 from powerpool.errors import ArgumentError, PowerPoolError
-from powerpool.report.report import read_records
+from powerpool.report.write import read_records
 from powerpool.runs import scheduler
 from powerpool.runs.record import RunRecord
 from powerpool.tasks.base import run_chain

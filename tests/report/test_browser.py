@@ -1,4 +1,4 @@
-"""A report with all its sections in a real browser: it loads in silence, and can be read on every screen."""
+"""A report with all its sections in a real browser, on screens of every kind and on paper."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import pytest
 from PIL import Image
 
 from browser import Browser, Page
-from powerpool.report.report import write_report
-from tests.experiments import detailed
+from powerpool.report.write import write_report
+from tests.report.samples import full_report
 
-SECTIONS = {"Training curves", "Test episodes", "Confusion", "Spectra", "Configuration", "How to reproduce"}
+SECTIONS = {"Training curves", "Test episodes", "Confusion", "Spectra", "Pre-training", "Settings", "How to reproduce"}
 CONTRAST = """
 (() => {
   const light = (byte) => byte / 255 <= 0.04 ? byte / 255 / 12.92 : ((byte / 255 + 0.055) / 1.055) ** 2.4;
@@ -34,7 +34,7 @@ CONTRAST = """
   });
 })()
 """
-"""The contrast of every text to what is behind it, as the guidelines for web content define it."""
+"""The contrast of every text to its background, as the guidelines for web content define it."""
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +45,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_report(detailed.everything(), tmp_path_factory.mktemp("report"))[1]
+    return write_report(full_report(), tmp_path_factory.mktemp("report"))[1]
 
 
 def pixels(page: Page) -> np.ndarray:
@@ -54,7 +54,7 @@ def pixels(page: Page) -> np.ndarray:
 
 @pytest.mark.parametrize("dark", [False, True])
 @pytest.mark.parametrize("width", [1400, 400])
-def test_loads_in_silence_and_nothing_sticks_out(browser: Browser, report: Path, width: int, dark: bool) -> None:
+def test_loads_without_complaints_and_fits_the_screen(browser: Browser, report: Path, width: int, dark: bool) -> None:
     with browser.open(report, width, 800, dark=dark) as page:
         page.settle()
         assert page.complaints() == []
@@ -63,7 +63,7 @@ def test_loads_in_silence_and_nothing_sticks_out(browser: Browser, report: Path,
         assert len(widths) == 15
         assert all(widths)
         assert page.evaluate("document.documentElement.scrollWidth") <= width
-        # Wide things scroll inside themselves: nothing that does not is cut off.
+        # Wide elements scroll inside themselves; nothing else is cut off.
         cut = page.evaluate(
             "[...document.querySelectorAll('h1, h2, h3, p, li, nav')].filter((one) => one.scrollWidth > one.clientWidth"
             " && getComputedStyle(one).display !== 'inline').map((one) => one.textContent.slice(0, 60))"
@@ -91,12 +91,12 @@ def test_contents_lead_to_every_section(browser: Browser, report: Path) -> None:
         assert page.complaints() == []
 
 
-def test_tables_and_pictures_keep_their_size_on_a_narrow_screen(browser: Browser, report: Path) -> None:
+def test_tables_and_plots_keep_their_size_on_a_narrow_screen(browser: Browser, report: Path) -> None:
     with browser.open(report, 400, 800) as page:
         heights = page.evaluate("[...document.querySelectorAll('tr')].map((row) => row.clientHeight)")
-        assert max(heights) < 120  # no column is squeezed until its words stand letter below letter
+        assert max(heights) < 120  # no column is squeezed to one letter per line
         scales = page.evaluate("[...document.images].map((image) => image.clientWidth / image.naturalWidth)")
-        assert min(scales) > 0.95  # letters keep their size: the card scrolls
+        assert min(scales) > 0.95  # labels keep their size; the card scrolls
     with browser.open(report, 1400, 800) as page:
         inside = page.evaluate(
             "[...document.images].every((image) => image.clientWidth <= image.parentElement.clientWidth)"
@@ -104,17 +104,17 @@ def test_tables_and_pictures_keep_their_size_on_a_narrow_screen(browser: Browser
         assert inside
 
 
-def test_on_paper_nothing_is_cut_off(browser: Browser, report: Path) -> None:
+def test_nothing_is_cut_off_in_print(browser: Browser, report: Path) -> None:
     with browser.open(report, 1050, 740, dark=True) as page:
         page.send("Emulation.setEmulatedMedia", media="print")
         page.settle()
         assert page.evaluate("getComputedStyle(document.querySelector('nav')).display") == "none"
         assert page.evaluate("getComputedStyle(document.querySelector('.wide')).overflowX") == "visible"
         assert page.evaluate("document.documentElement.scrollWidth") <= 1050
-        assert pixels(page).mean() > 180  # no dark ground, whatever the screen has
+        assert pixels(page).mean() > 180  # a light background, whatever the screen has
 
 
-def test_nothing_runs_and_nothing_is_fetched_whatever_is_put_in(browser: Browser, report: Path, tmp_path: Path) -> None:
+def test_injected_script_does_not_run(browser: Browser, report: Path, tmp_path: Path) -> None:
     text = report.read_text(encoding="utf-8")
     evil = "<script>window.hacked = 1</script><img src='https://example.org/x.png'>"
     changed = tmp_path / "report.html"
@@ -122,4 +122,4 @@ def test_nothing_runs_and_nothing_is_fetched_whatever_is_put_in(browser: Browser
     with browser.open(changed) as page:
         page.settle()
         assert page.evaluate("typeof window.hacked") == "undefined"
-        assert len(page.complaints()) >= 2  # the browser says what it refused
+        assert len(page.complaints()) >= 2  # the browser reports what it refused

@@ -1,4 +1,4 @@
-"""The figures of the paper that ship with the package."""
+"""The paper's figures, found by the names of records."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from powerpool.data.layouts import EXHIBITIONS, OPEN_MIC_PAIRS
-from powerpool.report.paper import Figure, figures, network, paper_figure, paper_network, set_of_paper
+from powerpool.report.paper import Figure, figures, find_network, paper_figure, paper_network, set_of_paper
 
 ORIGINAL = Path(__file__).parents[3] / "shared" / "paper" / "results.yaml"
 
@@ -22,18 +22,16 @@ ORIGINAL = Path(__file__).parents[3] / "shared" / "paper" / "results.yaml"
         ("NCI1", "GIN0", "retrain", 82.1, 1.8),
         ("COLLAB", "SOP+NewtonSchulz", "retrain", 81.2, 8.9),
         ("PTC", "SOP+SpecGamma", "validation-only", 61.5, 3.8),
-        ("PTC_MR", "SOP+SpecGamma", "validation-only", 61.5, 3.8),  # as the collection of data sets calls it
+        ("PTC_MR", "SOP+SpecGamma", "validation-only", 61.5, 3.8),  # the name in the TU collection
         ("PTC_MR", "GIN0", "retrain", 66.1, 6.7),
     ],
 )
-def test_a_figure_is_found_by_the_names_of_a_run(
-    data: str, method: str, protocol: str, mean: float, std: float
-) -> None:
+def test_figures_of_graphs(data: str, method: str, protocol: str, mean: float, std: float) -> None:
     assert paper_figure("graph", data, method, protocol) == Figure(mean, std)
 
 
 @pytest.mark.parametrize(
-    "pipeline, data, method, protocol",
+    "task, data, method, protocol",
     [
         ("graph", "MUTAG", "GIN0+Sum", "validation-only"),
         ("graph", "MUTAG", "SOP+SpecHDP", "retrain"),
@@ -47,8 +45,8 @@ def test_a_figure_is_found_by_the_names_of_a_run(
         ("few-shot", "flower102", "RelationNet", "frozen"),
     ],
 )
-def test_what_the_paper_does_not_report_is_none(pipeline: str, data: str, method: str, protocol: str) -> None:
-    assert paper_figure(pipeline, data, method, protocol) is None
+def test_figures_that_the_paper_does_not_report(task: str, data: str, method: str, protocol: str) -> None:
+    assert paper_figure(task, data, method, protocol) is None
 
 
 @pytest.mark.parametrize(
@@ -56,7 +54,7 @@ def test_what_the_paper_does_not_report_is_none(pipeline: str, data: str, method
     [
         ("flower102", "Baseline", "resnet50", Figure(94.06)),
         ("flower102", "Baseline", "alexnet", Figure(82.0)),
-        ("flower102", "SOP+SC+SpecMaxExpF", "efficientnet-lite0", Figure(97.62)),  # beside those of ResNet-50
+        ("flower102", "SOP+SC+SpecMaxExpF", "efficientnet-lite0", Figure(97.62)),  # those of ResNet-50
         ("flower102", "SOP+SC+SpecMaxExpF", "alexnet", None),
         ("flower102", "SOP", None, Figure(94.7)),
         ("mit67", "SOP+SigmE", "alexnet", Figure(85.6)),
@@ -69,9 +67,7 @@ def test_what_the_paper_does_not_report_is_none(pipeline: str, data: str, method
         ("imagenet", "ResNet-50", None, Figure(75.3, top5=92.2)),
     ],
 )
-def test_figures_of_images_are_found_by_network_and_errors_are_accuracies(
-    data: str, method: str, backbone: str | None, figure: Figure | None
-) -> None:
+def test_figures_of_images(data: str, method: str, backbone: str | None, figure: Figure | None) -> None:
     for protocol in ("frozen", "end-to-end"):
         assert paper_figure("vision", data, method, protocol, backbone) == figure
 
@@ -93,8 +89,8 @@ def test_figures_of_images_are_found_by_network_and_errors_are_accuracies(
         (None, None),
     ],
 )
-def test_the_papers_networks_are_known_by_the_names_of_collections(backbone: str | None, expected: str | None) -> None:
-    assert network(backbone) == expected
+def test_networks_by_the_names_of_collections(backbone: str | None, expected: str | None) -> None:
+    assert find_network(backbone) == expected
     assert paper_network("flower102", backbone) == expected or paper_network("flower102", backbone) == "resnet50"
     assert paper_network("mit67", backbone) == "resnet50"
 
@@ -112,7 +108,7 @@ def test_the_papers_networks_are_known_by_the_names_of_collections(backbone: str
         ("miniimagenet", "RelationNet", "frozen", 84, None),
         ("flower102", "SoSN(x+L)+SigmE", "5-way-5-shot", 84, Figure(88.6, half=0.53)),
         ("flower102", "SoSN(x)+SigmE", "5-way-1-shot", 84, Figure(77.62, half=0.88)),
-        ("flower102", "SoSN(x)+SigmE", "5-way-5-shot", 84, None),  # x and x+L are not the same with five
+        ("flower102", "SoSN(x)+SigmE", "5-way-5-shot", 84, None),  # x and x+L differ with five images
         ("food101", "SoSN(x+L)+Pretr+SC+SpecMaxExpF", "5-way-1-shot", 224, Figure(45.21, half=0.62)),
         ("open_mic-p1-to-p2", "RelationNet", "5-way-1-shot", 84, Figure(55.45)),
         ("open_mic-p4-to-p3", "SoSN(x)", "20-way-1-shot", 84, Figure(45.31)),
@@ -125,9 +121,9 @@ def test_the_papers_networks_are_known_by_the_names_of_collections(backbone: str
         ("open_mic-shn", "RelationNet", "5-way-1-shot", 84, None),  # the second protocol has no table
         ("open_mic-shn", "SoSN(x)+SigmE", "20-way-1-shot", 224, None),
         ("open_mic-p1-to-p2-mine", "RelationNet", "5-way-1-shot", 84, None),
-        ("open_mic", "RelationNet", "5-way-1-shot", 84, None),  # does not say which protocol
+        ("open_mic", "RelationNet", "5-way-1-shot", 84, None),  # of which protocol?
         ("miniimagenet", "SoSN(x)+SigmE", "5-way-1-shot", 28, None),
-        ("miniimagenet_84", "RelationNet", "5-way-1-shot", 84, None),  # a key of the file, and no data set
+        ("miniimagenet_84", "RelationNet", "5-way-1-shot", 84, None),  # a key of the file, not a data set
         ("flower102", "SoSN(x)+SigmE", "5-way-1-shot", 224, Figure(77.62, half=0.88)),
         ("flower102", "SoSN(x)+SigmE", "5-way-1-shot", 28, None),
         ("food101", "RelationNet", "5-way-1-shot", None, None),
@@ -136,20 +132,18 @@ def test_the_papers_networks_are_known_by_the_names_of_collections(backbone: str
         ("omniglot", "RelationNet", "5-way-1-shot", 28, None),
     ],
 )
-def test_figures_of_episodes_are_found_by_protocol_and_size(
-    data: str, method: str, protocol: str, size: int | None, figure: Figure | None
-) -> None:
+def test_figures_of_episodes(data: str, method: str, protocol: str, size: int | None, figure: Figure | None) -> None:
     assert paper_figure("fewshot", data, method, protocol, size=size) == figure
 
 
-def test_every_pair_of_open_mic_and_no_exhibition_is_of_the_papers_table() -> None:
+def test_open_mic_by_pairs_of_parts() -> None:
     pairs = [f"open_mic-{pair.replace('->', '-to-')}" for pair in OPEN_MIC_PAIRS]
     assert len(pairs) == 12
     assert {set_of_paper(pair) for pair in pairs} == {"open_mic"}
     assert {set_of_paper(f"open_mic-{exhibition}") for exhibition in EXHIBITIONS} == {None}
 
 
-def test_the_other_sections_are_there() -> None:
+def test_sections_of_the_file() -> None:
     found = figures()
     assert found["image_classification"]["flower102"]["resnet50"]["SOP+SC+SpecMaxExpF"] == 97.62
     assert found["image_classification"]["imagenet2012"]["SOP+SC+SpecMaxExpF"] == [22.05, 6.04]
@@ -157,7 +151,7 @@ def test_the_other_sections_are_there() -> None:
     assert found["few_shot"]["open_mic"]["SoSN+SigmE@224"] == [74.43, 53.84]
 
 
-def test_every_number_is_that_of_the_original() -> None:
+def test_numbers_of_the_original_file() -> None:
     if not ORIGINAL.exists():
         pytest.skip(f"no {ORIGINAL}: the numbers were compared with it where it is")
     assert figures() == yaml.safe_load(ORIGINAL.read_text(encoding="utf-8"))

@@ -1,0 +1,207 @@
+"""Records sorted into groups, one for each table: a data set, a protocol and a backbone."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from powerpool.errors import RecordError
+from powerpool.report.comparison import Comparison, Interval, compare_records, compute_interval
+from powerpool.report.paper import Figure, describe_paper_setup, record_figure, way_and_shot
+from powerpool.report.results import describe_record, get_backbone
+from powerpool.runs.record import EpisodeResult, RunRecord, SplitResult
+from powerpool.tasks.methods import METHODS
+
+BASELINES = {"graph": "GIN0", "vision": "FOP", "fewshot": "RelationNet"}
+"""The method that the others of a task are compared with."""
+PROTOCOLS = {
+    "validation-only": "validation selects the model, which is trained on the training part alone",
+    "retrain": "validation selects the settings; the model is trained again on the training and validation parts",
+    "frozen": "pretrained backbone, ridge regression; validation selects the settings, and the classifier is trained "
+    "again on the training and validation images",
+    "frozen-softmax": "as frozen, with softmax regression instead of ridge regression",
+    "end-to-end": "the backbone is trained, too; training.validation tells how the validation images are used",
+}
+"""Known protocols, in the order of the tables. Those of episodes are described by their numbers."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One method beside the paper and the baseline."""
+
+    record: RunRecord
+    interval: Interval | None
+    """95 % interval: of the mean over folds or episodes, or of the share of correct samples."""
+    paper: Figure | None
+    to_baseline: float | None
+    """Ours - baseline: on what both have where it can be paired, else of the means."""
+    test: Comparison | None
+    """None where nothing can be paired: other folds, test samples or test episodes, or no baseline."""
+
+    @property
+    def to_paper(self) -> float | None:
+        """Ours - paper."""
+        return None if self.paper is None else self.record.mean - self.paper.mean
+
+    @property
+    def is_within(self) -> bool | None:
+        """Whether our mean is within one standard deviation of the paper's; None where the paper has none."""
+        if self.paper is None or self.paper.std is None:
+            return None
+        return abs(self.record.mean - self.paper.mean) <= self.paper.std
+
+    @property
+    def validation(self) -> float | None:
+        """Validation accuracy of the selected settings, averaged over runs."""
+        return mean_of([None if one.validation is None else one.validation.value for one in self.record.results])
+
+
+@dataclass(frozen=True)
+class Group:
+    """All methods of one data set under one protocol, with one backbone where there is one."""
+
+    task: str
+    data: str
+    protocol: str
+    backbone: str | None
+    baseline: str
+    rows: tuple[Row, ...]
+
+    @property
+    def title(self) -> str:
+        return f"{self.data}, {self.protocol}" + ("" if self.backbone is None else f" {self.backbone}")
+
+    @property
+    def metric(self) -> str:
+        return self.records[0].metric
+
+    @cached_property
+    def records(self) -> list[RunRecord]:
+        return [row.record for row in self.rows]
+
+    @property
+    def known(self) -> list[Row]:
+        """The rows with a figure in the paper."""
+        return [row for row in self.rows if row.paper is not None]
+
+    @property
+    def paper_setup(self) -> str | None:
+        """What the paper's figures are for, where ours are for something else."""
+        return describe_paper_setup([row.record for row in self.known])
+
+    def find(self, method: str) -> Row | None:
+        """Return the row of a method."""
+        return next((row for row in self.rows if row.record.method == method), None)
+
+
+def group_records(
+    records: Iterable[RunRecord], baseline: str | None = None, order: Sequence[str] | None = None
+) -> list[Group]:
+    """Sort records into groups.
+
+    Args:
+        records: at most one for each data set, protocol, backbone and method.
+        baseline: the method that the others are compared with; default: that of the task.
+        order: of the methods; default: that of the task. Other methods follow by name.
+    """
+    found: dict[tuple[str, str, str, str], dict[str, RunRecord]] = {}
+    for record in records:
+        key = (record.task, record.data, record.protocol, get_backbone(record) or "")
+        methods = found.setdefault(key, {})
+        if record.method in methods:
+            where = describe_record(record) + (f", backbone {key[3]}" if key[3] else "")
+            raise RecordError(f"There is a second file for {where}. Keep one of them.")
+        first = next(iter(methods.values()), record)
+        if first.metric != record.metric:
+            raise RecordError(
+                f"{describe_record(record)} holds {record.metric!r}, that of {first.method} {first.metric!r}. "
+                "Make them again with the same metric."
+            )
+        methods[record.method] = record
+    keys = sorted(found, key=lambda key: (*key[:2], _rank(key[2], tuple(PROTOCOLS)), key[3]))
+    groups = []
+    for key in keys:
+        task, data, protocol, backbone = key
+        names = sorted(found[key], key=lambda name: _rank(name, tuple(METHODS[task]) if order is None else order))
+        compared = baseline or BASELINES[task]
+        rows = tuple(_make_row(found[key][name], found[key].get(compared)) for name in names)
+        groups.append(Group(task, data, protocol, backbone or None, compared, rows))
+    return groups
+
+
+def describe_protocol(group: Group) -> str | None:
+    """Return what the name of the protocol stands for; None for unknown names."""
+    numbers = way_and_shot(group.protocol)
+    if numbers is None:
+        return PROTOCOLS.get(group.protocol)
+    way, shot = numbers
+    source = "the test episode (transductive)" if group.protocol.endswith("-transductive") else "training"
+    images = f"{shot} support image{'' if shot == 1 else 's'}"
+    return f"{way} classes with {images} each; batch normalization with statistics of {source}"
+
+
+def describe_test(group: Group) -> str:
+    """Return what was tested on: folds, images or episodes.
+
+    Example:
+        >>> from powerpool.runs.record import FoldResult
+        >>> folds = tuple(FoldResult(number=n, value=80.0, test_loss=1.0, seconds=1.0, epoch=1) for n in range(3))
+        >>> record = RunRecord("graph", "MUTAG", "SOP", "retrain", "accuracy in %", folds, {}, 0, 1.0)
+        >>> describe_test(*group_records([record]))
+        '3 folds'
+    """
+    results = [result for record in group.records for result in record.results]
+    counts = format_range([record.count for record in group.records])
+    if group.task == "graph":
+        return f"{counts} fold{'' if counts == '1' else 's'}"
+    runs = "" if counts == "1" else f", {counts} runs per method"
+    if group.task == "vision":
+        return f"{format_range([one.count for one in results if isinstance(one, SplitResult)])} images{runs}"
+    episodes, queries = (
+        format_range([get(one) for one in results if isinstance(one, EpisodeResult)])
+        for get in (lambda one: len(one.right), lambda one: one.queries)
+    )
+    return f"{episodes} episodes with {queries} queries each{runs}"
+
+
+def list_seeds(group: Group) -> list[int]:
+    """Return the seeds of all runs."""
+    return sorted(
+        {
+            result.seed if isinstance(result, EpisodeResult) else record.seed
+            for record in group.records
+            for result in record.results
+        }
+    )
+
+
+def format_range(values: Iterable[int | None]) -> str:
+    """Format one number, or the smallest and the largest; a dash for none."""
+    numbers = sorted(value for value in values if value is not None)
+    if not numbers:
+        return "\N{EN DASH}"
+    return str(numbers[0]) if numbers[0] == numbers[-1] else f"{numbers[0]} to {numbers[-1]}"
+
+
+def mean_of(values: Sequence[float | None]) -> float | None:
+    numbers = [value for value in values if value is not None]
+    return math.fsum(numbers) / len(numbers) if len(numbers) == len(values) else None
+
+
+def _make_row(record: RunRecord, baseline: RunRecord | None) -> Row:
+    interval, paper = compute_interval(record), record_figure(record)
+    if baseline is None or baseline is record:
+        return Row(record, interval, paper, None, None)
+    test = compare_records(record, baseline)
+    return Row(record, interval, paper, record.mean - baseline.mean if test is None else test.difference, test)
+
+
+def _rank(name: str, order: Sequence[str]) -> tuple[int, list[str | int], str]:
+    """Sort known names in their order, then the others, with 5-way before 20-way."""
+    if name in order:
+        return order.index(name), [], ""
+    parts = re.split(r"(\d+)", name, flags=re.ASCII)
+    return len(order), [int(part) if place % 2 else part for place, part in enumerate(parts)], name

@@ -1,0 +1,226 @@
+"""Cells of the tables: one line for each method."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from powerpool.report.comparison import Comparison, Interval, compare_gains, compare_records
+from powerpool.report.document import Bold, Table
+from powerpool.report.groups import Group, Row, format_range, mean_of
+from powerpool.report.paper import FEW_SHOT, PRETRAINED, record_figure, set_of_paper
+from powerpool.report.results import get_count, get_setting
+from powerpool.runs.record import EpisodeResult, RunRecord, SplitResult
+
+MISSING = "\N{EN DASH}"
+RENAMED = {"eta_prime": "sigme_eta", "gamma_prime": "asinhe_gamma", "pictures": "images"}
+"""Settings of records of version 0.1 that have another name now."""
+
+
+def make_table(group: Group) -> Table:
+    """Return one line for each method; the best value is bold. Columns without any value are left out."""
+    lines = [make_cells(group, row) for row in group.rows]
+    columns = [name for name in lines[0] if any(line[name] != MISSING for line in lines)]
+    return Table(columns, [[line[name] for name in columns] for line in lines])
+
+
+def make_cells(group: Group, row: Row) -> dict[str, str]:
+    """Return the cells of a row by the headings of their columns."""
+    return {"graph": _fold_cells, "vision": _split_cells, "fewshot": _episode_cells}[group.task](group, row)
+
+
+def make_pretraining_table(group: Group) -> Table | None:
+    """Return what pre-training adds to each method that is there with it and without; None if there is none.
+
+    The last rows compare gains: that of a spectral method less that of an element-wise one.
+    """
+    pairs = [
+        (row.record, plain.record)
+        for row in group.rows
+        if PRETRAINED in row.record.method and (plain := group.find(row.record.method.replace(PRETRAINED, "")))
+    ]
+    rows = []
+    for after, before in pairs:
+        source = get_setting(after, "pretraining", "data")
+        means = [format_decimals(after.mean), format_decimals(before.mean)]
+        found = compare_records(after, before)
+        gain = after.mean - before.mean if found is None else found.difference
+        rows.append([before.method, str(source or MISSING), *means, *_test_cells(gain, found), _paper_gain(after)])
+    spectral = [pair for pair in pairs if "+Spec" in pair[1].method]
+    for ours in spectral:
+        for other in (pair for pair in pairs if pair not in spectral):
+            found = compare_gains(*ours, *other)
+            name = f"{ours[1].method} less {other[1].method}"
+            cells = _test_cells(None if found is None else found.difference, found)
+            rows.append([name, MISSING, MISSING, MISSING, *cells, MISSING])
+    headings = ("method", "pre-trained on", "with", "without", "gain", "95 % interval of it", "p", "gain in the paper")
+    return Table(headings, rows) if rows else None
+
+
+def _paper_gain(record: RunRecord) -> str:
+    """What the paper gains with the same method, or with spatial coordinates where it has no other."""
+    name = set_of_paper(record.data)
+    for added in ("", "+SC"):
+        method = record.method.replace(PRETRAINED, PRETRAINED + added)
+        after, before = (record_figure(record, one) for one in (method, method.replace(PRETRAINED, "")))
+        if name is not None and after is not None and before is not None:
+            setup = FEW_SHOT[name]
+            size = "" if setup.size is None else f", {setup.size} px"
+            return (
+                f"{format_signed(after.mean - before.mean)} (from {setup.source}{size}{', with SC' if added else ''})"
+            )
+    return MISSING
+
+
+def count_chosen(record: RunRecord) -> str:
+    """Return how often each setting was selected, such as ``hidden 32 (7), 64 (3); eta 20``."""
+    counts: dict[str, Counter[str]] = {}
+    for result in record.results:
+        for name, value in result.chosen.items():
+            text = str(int(value)) if value == int(value) and abs(value) < 1e15 else f"{value:g}"
+            counts.setdefault(RENAMED.get(name, name), Counter())[text] += 1
+    parts = []
+    for name, values in counts.items():
+        ordered = sorted(values.items(), key=lambda item: (-item[1], item[0]))
+        is_only = len(ordered) == 1 and ordered[0][1] == record.count
+        listed = ordered[0][0] if is_only else ", ".join(f"{value} ({count})" for value, count in ordered)
+        parts.append(f"{name} {listed}")
+    return "; ".join(parts)
+
+
+def format_signed(value: float | None) -> str:
+    """Format a difference with its sign; one that rounds to zero has none."""
+    if value is None:
+        return MISSING
+    text = f"{value:+.2f}"
+    return "0.00" if float(text) == 0 else text
+
+
+def format_p(value: float | None) -> str:
+    if value is None:
+        return MISSING
+    return "< 0.001" if value < 0.001 else f"{value:.3f}"
+
+
+def format_decimals(value: float | None) -> str:
+    return MISSING if value is None else f"{value:.2f}"
+
+
+def _as_printed(value: float) -> str:
+    """One decimal, as the paper has it, and a second where there is one."""
+    return f"{value:.1f}" if round(value, 1) == value else f"{value:.2f}"
+
+
+def _spread(mean: str, spread: str | None) -> str:
+    return mean if spread is None else f"{mean} ± {spread}"
+
+
+def _fold_cells(group: Group, row: Row) -> dict[str, str]:
+    record, test = row.record, row.test
+    return {
+        "method": record.method,
+        "ours": _emphasize_best(group, row, _mean_and_std(record)),
+        "95 % interval": _interval(row.interval),
+        "folds": str(record.count),
+        "paper": _paper(row),
+        "ours - paper": format_signed(row.to_paper),
+        "within one std of the paper": {True: "yes", False: "no", None: MISSING}[row.is_within],
+        f"ours - {group.baseline}": _difference(group, row, "folds"),
+        "p": format_p(None if test is None else test.p_value),
+        "corrected p": format_p(None if test is None else test.corrected_p_value),
+        "chosen (folds)": count_chosen(record) or MISSING,
+        "seconds": _seconds(record),
+    }
+
+
+def _split_cells(group: Group, row: Row) -> dict[str, str]:
+    record = row.record
+    results = [result for result in record.results if isinstance(result, SplitResult)]
+    top5 = None if row.paper is None else row.paper.top5
+    return {
+        "method": record.method,
+        "top-1": _emphasize_best(group, row, _mean_and_std(record)),
+        "95 % interval": _interval(row.interval),
+        "runs": _runs(group, row),
+        "top-5": format_decimals(mean_of([result.top5 for result in results])),
+        "paper": _paper(row),
+        "paper, top-5": MISSING if top5 is None else _as_printed(top5),
+        "ours - paper": format_signed(row.to_paper),
+        **_baseline_cells(group, row),
+        "validation": format_decimals(row.validation),
+        "chosen": count_chosen(record) or MISSING,
+        "epochs to convergence": format_range(result.converged for result in results),
+        "seconds": _seconds(record),
+    }
+
+
+def _episode_cells(group: Group, row: Row) -> dict[str, str]:
+    record = row.record
+    results = [result for result in record.results if isinstance(result, EpisodeResult)]
+    half = None if row.interval is None else f"{(row.interval[1] - row.interval[0]) / 2:.2f}"
+    own, before = get_count(record, "training", "episodes"), get_count(record, "pretraining", "episodes")
+    budget = MISSING if own is None else str(own)
+    return {
+        "method": record.method,
+        "ours": _emphasize_best(group, row, _spread(f"{record.mean:.2f}", half)),
+        "runs": _runs(group, row),
+        "std over runs": format_decimals(record.std),
+        "paper": _paper(row),
+        "ours - paper": format_signed(row.to_paper),
+        **_baseline_cells(group, row),
+        "validation": format_decimals(row.validation),
+        "chosen": count_chosen(record) or MISSING,
+        "training episodes": budget if before is None else f"{before} + {budget}",
+        "episodes/s": format_decimals(mean_of([result.episodes_per_second for result in results])),
+        "seconds": _seconds(record),
+    }
+
+
+def _baseline_cells(group: Group, row: Row) -> dict[str, str]:
+    _, interval, p_value = _test_cells(row.to_baseline, row.test)
+    return {
+        f"ours - {group.baseline}": _difference(group, row, "runs"),
+        "95 % interval of it": interval,
+        "p": p_value,
+    }
+
+
+def _test_cells(difference: float | None, test: Comparison | None) -> tuple[str, str, str]:
+    """The difference, its interval and p."""
+    interval = MISSING if test is None else " to ".join(map(format_signed, test.interval))
+    return format_signed(difference), interval, format_p(None if test is None else test.p_value)
+
+
+def _emphasize_best(group: Group, row: Row, text: str) -> str:
+    means = [record.mean for record in group.records]
+    return Bold(text) if row.record.mean == max(means) and means.count(row.record.mean) == 1 else text
+
+
+def _mean_and_std(record: RunRecord) -> str:
+    return _spread(f"{record.mean:.2f}", None if record.std is None else f"{record.std:.2f}")
+
+
+def _paper(row: Row) -> str:
+    if row.paper is None:
+        return MISSING
+    spread = row.paper.std if row.paper.half is None else row.paper.half
+    return _spread(_as_printed(row.paper.mean), None if spread is None else _as_printed(spread))
+
+
+def _difference(group: Group, row: Row, what: str) -> str:
+    """The difference to the baseline, and on how many folds or runs where not all can be paired."""
+    baseline, text = group.find(group.baseline), format_signed(row.to_baseline)
+    if row.test is None or baseline is None or row.test.count == row.record.count == baseline.record.count:
+        return text
+    return f"{text} on {row.test.count} {what}"
+
+
+def _interval(interval: Interval | None) -> str:
+    return MISSING if interval is None else f"{interval[0]:.2f} to {interval[1]:.2f}"
+
+
+def _runs(group: Group, row: Row) -> str:
+    return str(row.record.count) if any(record.count > 1 for record in group.records) else MISSING
+
+
+def _seconds(record: RunRecord) -> str:
+    return f"{record.seconds:.0f}" if record.seconds >= 1 else "< 1"

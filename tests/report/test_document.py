@@ -1,0 +1,111 @@
+"""Text from files is text on every page, whatever it contains."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from markdown_it import MarkdownIt
+
+from powerpool.report.document import Bold, Heading, Items, Picture, Table, Text, markdown
+from powerpool.report.write import write_report
+from tests.report.samples import ENVIRONMENT, confusion, graph_run
+
+READER = MarkdownIt("commonmark").enable(["table", "strikethrough"])
+"""An independent reader of Markdown, which reads it as GitHub does."""
+SIGNS = [*"|`*_[]&#$\\\"'>7aé\n\t\u2028", "```", "~~~", "~~", "**", "__", "\n\n", "    "]
+PIECES = [*SIGNS, "<b>", "</td>", "<script>", "<!--", "[x](y)", "![", "&lt;", "$$", ":--", "http://x.y", "{{ 1 }}"]
+PIECES += ["---", "===", "## ", "- ", "+ ", "1. ", "2) ", "> ", "{% if %}"]
+hostile = st.lists(st.sampled_from(PIECES) | st.text(max_size=3), min_size=1, max_size=8).map("".join)
+# XML and HTML do not have these characters.
+hostile = hostile.map(lambda text: re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]", "", text))
+hostile = hostile.filter(lambda text: text.strip() != "")
+
+
+class Page(HTMLParser):
+    """Tags, and all text that is shown."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.texts: list[str] = []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append(data)
+
+    def handle_comment(self, data: str) -> None:
+        raise AssertionError(f"a comment: {data}")
+
+
+@settings(max_examples=200)
+@given(hostile)
+def test_markdown_shows_every_text_as_it_is(text: str) -> None:
+    blocks = [Heading(text, 2), Text(text), Items([text, "x"]), Table((text, "b"), [(text, Bold(text)), ("c", text)])]
+    tokens = READER.parse(markdown(blocks))
+    kinds = [token.type for token in tokens if token.nesting == 1]
+    assert kinds == [
+        "heading_open", "paragraph_open", "bullet_list_open", *["list_item_open", "paragraph_open"] * 2,
+        "table_open", "thead_open", "tr_open", *["th_open"] * 2, "tbody_open", *["tr_open", *["td_open"] * 2] * 2,
+    ]  # fmt: skip
+    shown = []
+    for token in tokens:
+        if token.type == "inline":
+            assert {child.type for child in token.children or ()} <= {"text", "strong_open", "strong_close"}
+            shown.append("".join(child.content for child in token.children or ()))
+    expected = " ".join(text.split())
+    # A bold text that ends in a sign may not be bold in Markdown; it is text in any case.
+    assert [found.strip("*") for found in shown] == [
+        part.strip("*")
+        for part in (expected, expected, expected, "x", expected, "b", expected, expected, "c", expected)
+    ]
+
+
+def test_image_is_a_link_to_its_file() -> None:
+    assert markdown([Picture("a [b]", Path("folder/a.svg"))]) == "![a \\[b\\]](a.svg)\n"
+
+
+@pytest.fixture(scope="module")
+def structure(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], list[str]]:
+    """The tags and the Markdown tokens of a report with harmless names."""
+    return read_report("x", tmp_path_factory.mktemp("plain"))[:2]
+
+
+def read_report(name: str, folder: Path) -> tuple[list[str], list[str], Page, str]:
+    """Write a report in which every text is ``name``, and return its tags, tokens and text."""
+    environment = replace(ENVIRONMENT, processor=name, variables={name: name})
+    classes = (name, *map(str, range(30)))
+    mistakes = [[0, 1, *[0] * 29], *([0] * 31 for _ in range(30))]
+    names = {"data": name, "protocol": name, "metric": name, "environment": environment}
+    result = {"chosen": {name: 1.0}, **confusion(mistakes, classes)}
+    records = [
+        graph_run(name, [0.0], result=result, config={name: name, "data_digest": name}, **names),
+        graph_run(f"{name}2", [0.0], config={name: f"{name}2", "data_digest": name}, **names),
+    ]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("powerpool.report.write.draw_plots", lambda group, folder, stem: {})
+        text, html = (path.read_text(encoding="utf-8") for path in write_report(records, folder))
+    page = Page(html)
+    return page.tags, [token.type for token in READER.parse(text)], page, text
+
+
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(text=hostile)
+def test_whole_report_keeps_its_structure(text: str, structure: tuple[list[str], list[str]], tmp_path: Path) -> None:
+    tags, tokens, page, written = read_report(text, tmp_path)
+    assert tags == structure[0]
+    assert tokens == structure[1]
+    assert "".join(page.texts).count(text) >= 8
+    for token in READER.parse(written):
+        assert not {"html_inline", "image"} & {child.type for child in token.children or ()}
+        links = [child.attrGet("href") for child in token.children or () if child.type == "link_open"]
+        assert links in ([], ["#reading-the-tables"])

@@ -1,0 +1,137 @@
+"""Records sorted into groups, and what is told of a group."""
+
+from __future__ import annotations
+
+import pytest
+
+from powerpool.errors import RecordError
+from powerpool.report.groups import Group, describe_protocol, describe_test, group_records, list_seeds
+from powerpool.runs.record import RunRecord
+from tests.report.samples import draw_flags, draw_right, episode_run, episodes, graph_run, image_run
+
+FLAGS, RIGHT = draw_flags(0.8, 1), draw_right(0.5, 1)
+
+
+def only(*records: RunRecord) -> Group:
+    (group,) = group_records(records)
+    return group
+
+
+def test_one_group_for_each_data_set_protocol_and_backbone() -> None:
+    records = [
+        graph_run("SOP", [80.0, 84.0], data=data, protocol=protocol)
+        for data in ("PTC_MR", "MUTAG")
+        for protocol in ("retrain", "validation-only")
+    ]
+    records += [image_run("SOP", FLAGS, config={"backbone": name}) for name in ("timm:b", "timm:a")]
+    records.append(image_run("SOP", FLAGS, protocol="end-to-end"))
+    records += [episode_run("SoSN(x)", RIGHT, protocol=name) for name in ("20-way-1-shot", "5-way-5-shot")]
+    assert [group.title for group in group_records(records)] == [
+        "miniimagenet100, 5-way-5-shot",
+        "miniimagenet100, 20-way-1-shot",
+        "MUTAG, validation-only",
+        "MUTAG, retrain",
+        "PTC_MR, validation-only",
+        "PTC_MR, retrain",
+        "flower102, frozen timm:a",
+        "flower102, frozen timm:b",
+        "flower102, end-to-end efficientnet-lite0",
+    ]
+
+
+def test_each_task_has_its_baseline() -> None:
+    records = [graph_run("SOP", [80.0]), image_run("SOP", FLAGS), episode_run("SoSN(x)", RIGHT)]
+    assert [group.baseline for group in group_records(records)] == ["RelationNet", "GIN0", "FOP"]
+    assert [group.baseline for group in group_records(records, "SOP")] == ["SOP"] * 3
+
+
+def test_records_that_cannot_share_a_table_are_refused() -> None:
+    with pytest.raises(RecordError, match=r"second file .* SOP on flower102, protocol frozen, backbone efficient"):
+        group_records([image_run("SOP", FLAGS), image_run("SOP", FLAGS)])
+    with pytest.raises(RecordError, match="'macro F1'"):
+        group_records([graph_run("SOP", [80.0]), graph_run("GIN0", [80.0], metric="macro F1")])
+
+
+def test_what_is_tested() -> None:
+    assert describe_test(only(graph_run("SOP", [80.0]))) == "1 fold"
+    assert describe_test(only(graph_run("SOP", [80.0]), graph_run("GIN0", [80.0, 81.0]))) == "1 to 2 folds"
+    assert describe_test(only(image_run("SOP", FLAGS))) == "203 images"
+    assert describe_test(only(image_run("SOP", FLAGS, FLAGS), image_run("FOP", FLAGS))) == (
+        "203 images, 1 to 2 runs per method"
+    )
+    assert describe_test(only(episode_run("SoSN(x)", RIGHT))) == "60 episodes with 15 queries each"
+
+
+def test_protocols_are_described() -> None:
+    assert "trained again" in str(describe_protocol(only(graph_run("SOP", [80.0], protocol="retrain"))))
+    assert describe_protocol(only(graph_run("SOP", [80.0], protocol="another"))) is None
+    described = [
+        str(describe_protocol(only(episode_run("SoSN(x)", RIGHT, protocol=protocol))))
+        for protocol in ("5-way-1-shot", "20-way-5-shot-transductive")
+    ]
+    assert described[0].startswith("5 classes with 1 support image each")
+    assert described[1].startswith("20 classes with 5 support images each")
+    assert ["transductive" in text for text in described] == [False, True]
+
+
+def test_seeds_of_all_runs() -> None:
+    results = tuple(episodes(RIGHT, number, seed=seed) for number, seed in enumerate((3, 11)))
+    group = only(episode_run("SoSN(x)", results=results, seed=3), episode_run("RelationNet", RIGHT))
+    assert list_seeds(group) == [0, 3, 11]
+    assert list_seeds(only(graph_run("SOP", [80.0], seed=7))) == [7]
+
+
+@pytest.mark.parametrize(
+    "backbone, protocol, setup",
+    [
+        ("efficientnet-lite0", "frozen", "a fine-tuned ResNet-50"),
+        ("torchvision:resnet50", "frozen", "a fine-tuned ResNet-50"),
+        ("efficientnet-lite0", "end-to-end", "a fine-tuned ResNet-50"),
+        ("hf:microsoft/resnet-50", "end-to-end", None),
+        ("torchvision:alexnet", "end-to-end", None),
+        ("torchvision:alexnet", "frozen", "an AlexNet whose last two convolutional layers are fine-tuned"),
+        (None, "another", "a fine-tuned ResNet-50"),
+    ],
+)
+def test_another_network_than_the_papers_is_named(backbone: str | None, protocol: str, setup: str | None) -> None:
+    record = image_run("SOP", FLAGS, protocol=protocol, config={"backbone": backbone})
+    assert only(record).paper_setup == setup
+
+
+@pytest.mark.parametrize(
+    "data, config, setup",
+    [
+        ("miniimagenet100", {}, "all 600 images of a class, 200000 training episodes"),
+        ("miniimagenet", {}, "200000 training episodes"),
+        ("miniimagenet", {"training": {"episodes": 200_000}}, None),
+        ("flower102", {}, "SoSN on images of 224 px, 40000 training episodes"),
+        ("food101", {"size": 224}, "200000 training episodes"),
+        ("open_mic-p1-to-p2", {}, "the mean over twelve pairs of parts (protocol I), 15000 training episodes"),
+    ],
+)
+def test_another_training_than_the_papers_is_named(data: str, config: dict[str, object], setup: str | None) -> None:
+    for protocol, more in (("5-way-1-shot", ["transductive tests"]), ("5-way-1-shot-transductive", [])):
+        group = only(episode_run("SoSN(x)+SigmE", RIGHT, data=data, protocol=protocol, config=config))
+        assert group.paper_setup == (", ".join([*([setup] if setup else []), *more]) or None)
+
+
+@pytest.mark.parametrize(
+    "source, data, named",
+    [
+        ("glyphs", "flower102", "pre-training on miniImageNet"),
+        (None, "food101", "pre-training on miniImageNet"),
+        ("miniimagenet", "miniimagenet", "pre-training on Food-101"),
+        ("miniimagenet100", "flower102", None),
+        ("food101", "miniimagenet", None),
+    ],
+)
+def test_pretraining_on_another_set_than_the_papers_is_named(source: str | None, data: str, named: str | None) -> None:
+    config = {"size": 224} | ({} if source is None else {"pretraining": {"data": source}})
+    setup = only(episode_run("SoSN(x+L)+Pretr+SC+SigmE", RIGHT, data=data, config=config)).paper_setup
+    assert ("pre-training" in str(setup)) is (named is not None)
+    assert named is None or named in str(setup)
+
+
+def test_no_setup_without_a_figure_of_the_paper() -> None:
+    assert only(image_run("SOP", FLAGS, data="my-images")).paper_setup is None
+    assert only(graph_run("SOP", [80.0])).paper_setup is None
