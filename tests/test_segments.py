@@ -18,7 +18,8 @@ from torch.testing import assert_close
 
 from powerpool.errors import ArgumentError, DomainError, DTypeError, NotFiniteError, ShapeError
 from powerpool.moments import segments
-from powerpool.moments.dense import autocorrelation, segment_autocorrelation, segment_mean
+from powerpool.moments.dense import autocorrelation
+from powerpool.moments.segments import segment_autocorrelation, segment_mean
 from tests.data import require_data
 from tests.tolerances import tolerance
 

@@ -202,7 +202,7 @@ def test_a_model_may_pool_one_map():
     model = nn.Sequential(nn.Conv2d(3, 6, 3), pp.nn.FirstOrderPool2d(6))
     found = inspect_model(model, [torch.rand(3, 9, 8)])
     assert (found.samples, found.channels, found.locations) == (1, 6, (42,))
-    with pytest.raises(ShapeError, match=r"FirstOrderPool2d was given torch\.float32 of shape \(6, 8\)"):
+    with pytest.raises(ShapeError, match=r"\(6, 8\)"):
         list(sets_of(model[1], (torch.rand(6, 8),), {}))
 
 

@@ -129,8 +129,9 @@ def find_pool(model: nn.Module, pool: str | nn.Module | None = None) -> tuple[st
 
 def sets_of(module: nn.Module, arguments: tuple[Any, ...], options: Mapping[str, Any]) -> Iterator[FeatureSet]:
     """The feature sets in what a pool is called with."""
-    if isinstance(module, (SecondOrderPool2d, SecondOrderFactor2d)):
-        features, grid = module._features(_argument(arguments, options, 0, "maps"))
+    if isinstance(module, (SecondOrderPool2d, SecondOrderFactor2d, FirstOrderPool2d)):
+        maps = arguments[0] if arguments else next(iter(options.values()))
+        features, grid = module.feature_sets(maps)
         yield from (FeatureSet(one, grid) for one in _each(features))
     elif isinstance(module, RelationDescriptor):
         yield from _relation_sets(module, arguments, options)
@@ -162,15 +163,13 @@ def _relation_sets(
 
 def _plain_sets(module: nn.Module, arguments: tuple[Any, ...], options: Mapping[str, Any]) -> Iterator[FeatureSet]:
     given = arguments[0] if arguments else next(iter(options.values()), None)
-    is_own = isinstance(module, FirstOrderPool2d)  # takes (*, C, H, W): three sizes are one map, and not many sets
-    most = sys.maxsize if is_own else 4
-    if not isinstance(given, Tensor) or not given.is_floating_point() or not 3 <= given.ndim <= most:
+    if not isinstance(given, Tensor) or not given.is_floating_point() or not 3 <= given.ndim <= 4:
         what = f"{given.dtype} of shape {tuple(given.shape)}" if isinstance(given, Tensor) else type(given).__name__
         raise ShapeError(
             f"{type(module).__name__} was given {what}; what can be looked at are maps (B, C, H, W) or sets (B, C, N) "
             "of numbers. Name another module with pool=."
         )
-    yield from (FeatureSet(one) for one in (_each(given.flatten(-2)) if is_own else given.flatten(2)))
+    yield from (FeatureSet(one) for one in given.flatten(2))
 
 
 def _each(sets: Tensor) -> Tensor:  # shape: (*, C, N) -> (S, C, N)

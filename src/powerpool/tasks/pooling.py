@@ -14,7 +14,7 @@ from torch import Tensor
 from powerpool.curves import Curve
 from powerpool.functional import Mode, second_order_pool
 from powerpool.linalg.products import self_product
-from powerpool.moments.sets import prepare
+from powerpool.moments.dense import prepare
 from powerpool.solvers import Solver
 
 
