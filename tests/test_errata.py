@@ -1,4 +1,4 @@
-"""Where the paper is wrong: each test computes both versions, and the paper's fails.
+"""Errata of the paper: each test computes both versions, and that of the paper fails.
 
 The slopes of single curves are in tests/curves; the trace coupling of App. B is in tests/test_functional.py.
 """
@@ -55,7 +55,7 @@ def test_the_derivative_of_maxexp_is_positive() -> None:
     leaf = matrix.clone().requires_grad_()
     (ours,) = torch.autograd.grad(pp.solvers.Squaring().apply(leaf, pp.MaxExp(eta), True, 1e-5), leaf, grad)
     torch.testing.assert_close(ours, measured, rtol=1e-6, atol=1e-6)
-    assert (-total - measured).abs().max() > 1  # the paper's
+    assert (-total - measured).abs().max() > 1  # of the paper
 
 
 def test_hdp_is_zero_on_the_null_space() -> None:
@@ -82,7 +82,7 @@ def test_the_sylvester_gradient_is_too_large_by_two() -> None:
     torch.testing.assert_close(ours, solved)
     measured = _difference(lambda m: pp.spectral(m, pp.Gamma(0.5), "eigen"), matrix, grad)
     torch.testing.assert_close(ours, measured, rtol=1e-6, atol=1e-6)
-    assert (2 * solved - measured).abs().max() > 0.1  # the paper's
+    assert (2 * solved - measured).abs().max() > 0.1  # of the paper
 
 
 def test_products_for_eta_fifty() -> None:

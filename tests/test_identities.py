@@ -1,4 +1,4 @@
-"""Identities that hold for every input: of the curves, of the moments, and between the solvers."""
+"""Identities for every input: of curves and moments, and between solvers."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ CURVES: dict[str, pp.Curve] = {
     "hdp": pp.HDP(0.1),
     "fahdp": pp.FAHDP(0.3, "identity"),
 }
-INTEGER_POWERS = [pp.MaxExp(1), pp.MaxExp(2), pp.MaxExp(7), pp.MaxExp(50), pp.Gamma(1), pp.Gamma(4), pp.FAHDP(0.05)]
+INTEGER_POWERS = [pp.MaxExp(1), pp.MaxExp(50), pp.Gamma(1), pp.Gamma(4), pp.FAHDP(0.05)]
 every_curve = pytest.mark.parametrize("curve", CURVES.values(), ids=list(CURVES))
-few = settings(max_examples=20, deadline=None, derandomize=True)
+few = settings(max_examples=10, deadline=None, derandomize=True)
 
 # Channels and locations: fewer, as many and more locations than channels.
 shapes = st.tuples(st.integers(1, 6), st.integers(1, 9))
@@ -60,11 +60,11 @@ def test_gamma_one_half_squared_is_the_input(shape: tuple[int, int], seed: int) 
 
 
 @pytest.mark.parametrize("gamma", [0.3, 0.5, 2.0])
-def test_powers_undo_each_other(gamma: float) -> None:
+def test_powers_are_inverse(gamma: float) -> None:
     moment = _positive(2)
     there = pp.spectral(moment, pp.Gamma(gamma))
     back = pp.spectral(there, pp.Gamma(1 / gamma), "eigen")
-    torch.testing.assert_close(back, moment, **tolerance(torch.float64))  # of the smallest eigenvalue
+    torch.testing.assert_close(back, moment, **tolerance(torch.float64))
 
 
 @few
@@ -108,24 +108,6 @@ def test_order_of_locations_does_not_matter(curve: pp.Curve, mode: str, solver: 
 
 
 @every_curve
-def test_repeating_every_location_changes_nothing(curve: pp.Curve) -> None:
-    features = _rand(2, 5, 8)
-    for solver in ("eigen", "gram"):
-        results = [pp.second_order_pool(f, curve, solver=solver) for f in (features, features.repeat(1, 1, 3))]
-        torch.testing.assert_close(results[0], results[1], **tolerance(torch.float64))
-
-
-@every_curve
-@pytest.mark.parametrize("solver", ["eigen", "gram"])
-def test_rotated_features_rotate_the_spectral_result(curve: pp.Curve, solver: str) -> None:
-    for locations in (3, 12):
-        features, rotation = _rand(2, 5, locations), _orthogonal(5)
-        result = pp.second_order_pool(features, curve, solver=solver)
-        rotated = pp.second_order_pool(rotation @ features, curve, solver=solver)
-        torch.testing.assert_close(rotated, rotation @ result @ rotation.mT, **tolerance(torch.float64))
-
-
-@every_curve
 def test_rotated_matrix_rotates_the_spectral_result_and_not_the_elementwise_one(curve: pp.Curve) -> None:
     moment, rotation = _positive(2), _orthogonal(5)
     turned = rotation @ moment @ rotation.mT
@@ -136,15 +118,8 @@ def test_rotated_matrix_rotates_the_spectral_result_and_not_the_elementwise_one(
 
 
 @every_curve
-def test_spectral_result_commutes_with_its_matrix(curve: pp.Curve) -> None:
-    moment = _positive(3)
-    result = pp.spectral(moment, curve)
-    torch.testing.assert_close(result @ moment, moment @ result, **tolerance(torch.float64))
-
-
-@every_curve
 @pytest.mark.parametrize("mode", ["elementwise", "spectral"])
-def test_scale_of_the_features_does_not_matter_where_the_trace_is_divided_out(curve: pp.Curve, mode: str) -> None:
+def test_scale_does_not_matter_after_division_by_the_trace(curve: pp.Curve, mode: str) -> None:
     features = _rand(2, 5, 12)
     results = [pp.second_order_pool(scale * features, curve, mode, eps=0.0) for scale in (1.0, 32.0)]
     if curve.trace_normalize:
@@ -153,38 +128,14 @@ def test_scale_of_the_features_does_not_matter_where_the_trace_is_divided_out(cu
         assert (results[0] - results[1]).abs().max() > 0.1
 
 
-@few
-@given(st.integers(1, 7), seeds)
-def test_dot_products_survive_vectorisation(size: int, seed: int) -> None:
-    first, second = (pp.spectral(_positive(2, size=size, seed=seed + shift), pp.MaxExp(7)) for shift in (0, 1))
-    expected = (first * second).sum((-2, -1))
-    found = (pp.to_vector(first) * pp.to_vector(second)).sum(-1)
-    torch.testing.assert_close(found, expected, **tolerance(torch.float64))
-
-
-@few
-@given(shapes, st.integers(1, 9), seeds)
-def test_proposition_1(shape: tuple[int, int], other: int, seed: int) -> None:
-    """The mean of squared inner products of two sets is the dot product of their vectorised moments."""
-    first, second = _randn(*shape, seed=seed), _randn(shape[0], other, seed=seed + 1)
-    kernel = sum(torch.dot(first[:, n], second[:, m]) ** 2 for n in range(shape[1]) for m in range(other)) / (
-        shape[1] * other
-    )
-    vectors = [pp.to_vector(pp.autocorrelation(features)) for features in (first, second)]
-    torch.testing.assert_close(torch.dot(*vectors), kernel, **tolerance(torch.float64))
-
-
-# Solvers. The options are all on at once, so that a mistake in how one path passes them shows.
+# Solvers, with all options at once.
 OPTIONS: dict[str, Any] = {
-    "plain": {},
-    "everything": {
-        "beta": 0.4,
-        "coordinates": pp.spatial_coordinates(3, 4, pivots=2, dtype=torch.float64),
-        "mask": torch.tensor([[True] * 12, [True] * 7 + [False] * 5]),
-        "trace_power": 0.5,
-        "slope": 0.1,
-        "eps": 1e-3,
-    },
+    "beta": 0.4,
+    "coordinates": pp.spatial_coordinates(3, 4, pivots=2, dtype=torch.float64),
+    "mask": torch.tensor([[True] * 12, [True] * 7 + [False] * 5]),
+    "trace_power": 0.5,
+    "slope": 0.1,
+    "eps": 1e-3,
 }
 
 
@@ -197,17 +148,14 @@ def _value_and_gradient(call: Callable[[Tensor], Tensor], features: Tensor) -> t
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=list(OPTIONS))
 @pytest.mark.parametrize("curve", [*INTEGER_POWERS, *CURVES.values()], ids=str)
-def test_exact_solvers_agree_in_value_and_gradient(
-    curve: pp.Curve, options: dict[str, Any], dtype: torch.dtype
-) -> None:
+def test_exact_solvers_agree_in_value_and_gradient(curve: pp.Curve, dtype: torch.dtype) -> None:
     for channels in (4, 20):  # less and more than the 12 locations
         features = _rand(2, channels, 12, dtype=dtype)
         names = ["eigen", "gram", "squaring"] if curve.integer_power() else ["eigen", "gram"]
         outcomes = {
             name: _value_and_gradient(
-                lambda f, name=name: pp.second_order_pool(f, curve, solver=name, **options), features
+                lambda f, name=name: pp.second_order_pool(f, curve, solver=name, **OPTIONS), features
             )
             for name in names
         }
@@ -230,8 +178,7 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize("coordinates", [False, True], ids=["plain", "coordinates"])
-@pytest.mark.parametrize("beta", [0.0, 0.7])
+@pytest.mark.parametrize("beta, coordinates", [(0.0, False), (0.7, True)], ids=["plain", "centred-coordinates"])
 @pytest.mark.parametrize("way", WAYS.values(), ids=list(WAYS))
 def test_mask_is_the_same_as_dropping_locations(way: dict[str, Any], beta: float, coordinates: bool) -> None:
     features = _rand(3, 4, 10)
@@ -241,7 +188,7 @@ def test_mask_is_the_same_as_dropping_locations(way: dict[str, Any], beta: float
         lambda f: pp.second_order_pool(f, beta=beta, coordinates=grid, mask=masks, **way), features
     )
     weight = _randn(*value.shape, seed=5)
-    # Twenty steps of Newton-Schulz magnify round-off on the rank-deficient moment of a single location.
+    # Newton-Schulz amplifies round-off on the rank-deficient moment of a single location.
     near = tolerance(torch.float64, slack=1000 if way.get("solver") == "newton_schulz" else 1)
     for index, mask in enumerate(masks):
         kept = features[index, :, mask].requires_grad_()
@@ -263,23 +210,7 @@ def test_mask_is_the_same_as_dropping_locations_in_first_order(reduce: str) -> N
         torch.testing.assert_close(result[index], expected, **tolerance(torch.float64))
 
 
-@pytest.mark.parametrize("way", WAYS.values(), ids=list(WAYS))
-def test_second_order_pool_is_the_operator_of_the_autocorrelation(way: dict[str, Any]) -> None:
-    """The composition says what it is made of."""
-    features = _rand(2, 4, 10)
-    curve, solver = way["curve"], way.get("solver", "auto")
-    moment = pp.autocorrelation(features, beta=0.3)
-    if curve is None:
-        expected = moment
-    elif way.get("mode") == "elementwise":
-        expected = pp.elementwise(moment, curve)
-    else:
-        expected = pp.spectral(moment, curve, "eigen" if solver == "gram" else solver)
-    result = pp.second_order_pool(features, beta=0.3, **way)
-    torch.testing.assert_close(result, expected, **tolerance(torch.float64))
-
-
-def test_centring_leaves_coordinates_alone() -> None:
+def test_coordinates_are_not_centred() -> None:
     features, grid = _rand(2, 4, 6), pp.spatial_coordinates(2, 3, pivots=2, dtype=torch.float64)
     result = pp.second_order_pool(features, beta=1.0, coordinates=grid)
     torch.testing.assert_close(result[0, 4:, 4:], grid @ grid.mT / 6, **tolerance(torch.float64))

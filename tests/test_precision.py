@@ -61,48 +61,34 @@ def _run(call: Callable[..., Any], given: Tensor, **options: Any) -> tuple[Tenso
 
 @half
 @operators
-@pytest.mark.parametrize("check", [None, False])
 def test_half_precision_is_float32_rounded_once(
-    call: Callable[..., Any], of_a_matrix: bool, dtype: torch.dtype, check: bool | None
-) -> None:
-    given = _given(of_a_matrix, dtype)
-    result, gradient = _run(call, given, check=check)
-    expected, expected_gradient = _run(call, given.float(), check=check)
-    assert result.dtype == gradient.dtype == dtype
-    torch.testing.assert_close(result, expected.to(dtype), rtol=0, atol=0)
-    # The incoming gradient is itself rounded to half precision on its way through the cast.
-    torch.testing.assert_close(gradient, expected_gradient.to(dtype), **tolerance(dtype, slack=4))
-
-
-@operators
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_autocast_changes_nothing_in_forward_or_backward(
     call: Callable[..., Any], of_a_matrix: bool, dtype: torch.dtype
 ) -> None:
+    given = _given(of_a_matrix, dtype)
+    for check in (None, False):
+        result, gradient = _run(call, given, check=check)
+        expected, expected_gradient = _run(call, given.float(), check=check)
+        assert result.dtype == gradient.dtype == dtype
+        torch.testing.assert_close(result, expected.to(dtype), rtol=0, atol=0)
+        # The incoming gradient is rounded to half precision by the cast.
+        torch.testing.assert_close(gradient, expected_gradient.to(dtype), **tolerance(dtype, slack=4))
+
+
+@half
+@operators
+def test_autocast_does_not_matter(call: Callable[..., Any], of_a_matrix: bool, dtype: torch.dtype) -> None:
     given = _given(of_a_matrix)
     expected, expected_gradient = _run(call, given)
+    half_expected, _ = _run(call, given.to(dtype))
     with torch.autocast("cpu", dtype=dtype):
+        assert torch.mm(torch.eye(2), torch.eye(2)).dtype == dtype  # autocast is on
         result, gradient = _run(call, given)  # backward inside the region
+        half_result, half_gradient = _run(call, given.to(dtype))
     assert result.dtype == torch.float32
     torch.testing.assert_close(result, expected, rtol=0, atol=0)
     torch.testing.assert_close(gradient, expected_gradient, rtol=0, atol=0)
-
-
-@operators
-def test_autocast_with_half_precision_input(call: Callable[..., Any], of_a_matrix: bool) -> None:
-    given = _given(of_a_matrix, torch.bfloat16)
-    expected, _ = _run(call, given)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        result, gradient = _run(call, given)
-    assert result.dtype == gradient.dtype == torch.bfloat16
-    torch.testing.assert_close(result, expected, rtol=0, atol=0)
-
-
-def test_products_would_be_rounded_without_our_care() -> None:
-    """The measure itself: a plain product does lose digits inside autocast."""
-    given = _given(False)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert (given @ given.mT).dtype == torch.bfloat16
+    assert half_result.dtype == half_gradient.dtype == dtype
+    torch.testing.assert_close(half_result, half_expected, rtol=0, atol=0)
 
 
 @operators

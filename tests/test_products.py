@@ -1,4 +1,4 @@
-"""Products that use symmetry: each way of computing them gives what the plain formula gives."""
+"""Products that use symmetry equal the plain formula."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from powerpool.linalg import products
 
 @pytest.fixture(autouse=True)
 def panels_from_small_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same code as from 256 rows and 512 columns on, in less time."""
+    """Use panels for small matrices."""
     monkeypatch.setattr(products, "_PANELS_FROM", (16, 32))
 
 
@@ -23,7 +23,7 @@ def _commuting(size: int, batch: int = 2) -> tuple[Tensor, Tensor]:
     return a, a @ a + a
 
 
-@pytest.mark.parametrize("size", [3, 31, 32, 33, 34, 35, 50])  # from 32 on by panels, of unequal height
+@pytest.mark.parametrize("size", [3, 31, 32, 35, 50])  # from 32 on in panels, of unequal height
 def test_symmetric_products_are_the_products(size: int) -> None:
     a, b = _commuting(size)
     torch.testing.assert_close(products.symmetric_bmm(a, b), a @ b)
@@ -40,18 +40,18 @@ def test_self_product_of_every_shape(shape: tuple[int, ...]) -> None:
     torch.testing.assert_close(torch.autograd.grad(found, x, grad)[0], torch.autograd.grad(expected, x, grad)[0])
 
 
-def test_panels_are_symmetric_to_the_last_bit_beside_the_diagonal_blocks() -> None:
+def test_panels_are_exactly_symmetric_beside_the_diagonal_blocks() -> None:
     a, b = (matrix.float() for matrix in _commuting(64))
     result = products.symmetric_bmm(a, b)
     assert torch.equal(result[:, :16, 16:], result[:, 16:, :16].mT)
 
 
-def test_panels_spend_ten_blocks_of_sixteen() -> None:
+def test_panels_compute_ten_blocks_of_sixteen() -> None:
     a, b = _commuting(64, batch=1)
     assert count(lambda: products.symmetric_bmm(a, b)).product_flops == 2 * 64**3 * 10 // 16
 
 
-def test_panels_only_where_they_pay(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_panels_are_used_for_large_matrices_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     for shape, pays in (((1, 256, 512), True), ((1, 255, 512), False), ((1, 256, 511), False)):
         a = torch.ones(shape)
@@ -59,9 +59,9 @@ def test_panels_only_where_they_pay(monkeypatch: pytest.MonkeyPatch) -> None:
         assert (count(lambda a=a: products.symmetric_bmm(a, a.mT)).product_flops < whole) is pays
 
 
-@pytest.mark.parametrize("columns", [1, 2, 4, 8, 9, 40])  # two products up to an eighth of the rows, one beyond
-@pytest.mark.parametrize("rows", [16, 31, 32, 35, 64])  # in panels from 32 on, of unequal height
-def test_every_way_to_multiply_a_symmetric_sum(rows: int, columns: int) -> None:
+@pytest.mark.parametrize("columns", [1, 4, 9, 40])  # two products up to an eighth of the rows, one beyond
+@pytest.mark.parametrize("rows", [16, 35, 64])  # in panels from 32 on, of unequal height
+def test_twice_symmetric_times(rows: int, columns: int) -> None:
     matrix, x = torch.randn(2, rows, rows, dtype=torch.float64), torch.randn(2, rows, columns, dtype=torch.float64)
     torch.testing.assert_close(products.twice_symmetric_times(matrix, x), (matrix + matrix.mT) @ x)
     torch.testing.assert_close(products.twice_symmetric_times(matrix[0], x[0]), (matrix[0] + matrix[0].mT) @ x[0])
@@ -95,10 +95,10 @@ def test_product_gradients(left: tuple[int, ...], right: tuple[int, ...]) -> Non
     torch.testing.assert_close(
         torch.autograd.grad(products.product(a, b), (a, b), grad), torch.autograd.grad(a @ b, (a, b), grad)
     )
-    assert torch.autograd.gradgradcheck(products.product, (a, b))
+    assert torch.autograd.gradgradcheck(products.product, (a, b), fast_mode=True)
 
 
-@pytest.mark.parametrize("power", [3, 6, 7])
+@pytest.mark.parametrize("power", [6, 7])
 def test_panels_inside_the_solvers_are_differentiable_twice_and_vmapped(power: int, monkeypatch) -> None:
     monkeypatch.setattr(products, "_PANELS_FROM", (2, 4))
     features = torch.rand(2, 5, 7, dtype=torch.float64, requires_grad=True)
@@ -108,7 +108,7 @@ def test_panels_inside_the_solvers_are_differentiable_twice_and_vmapped(power: i
         return pp.second_order_pool(x, curve, solver=solver)
 
     for solver in ("squaring", "gram"):
-        assert torch.autograd.gradcheck(lambda x, solver=solver: pool(x, solver), features)
-        assert torch.autograd.gradgradcheck(lambda x, solver=solver: pool(x, solver), features)
+        assert torch.autograd.gradcheck(lambda x, solver=solver: pool(x, solver), features, fast_mode=True)
+        assert torch.autograd.gradgradcheck(lambda x, solver=solver: pool(x, solver), features, fast_mode=True)
         mapped = torch.func.vmap(lambda x, solver=solver: pool(x, solver))(features)
         torch.testing.assert_close(mapped, pool(features, solver))

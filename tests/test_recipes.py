@@ -8,8 +8,6 @@ import pytest
 from powerpool.cli.reproduce_graph import ReproduceGraphOptions, read_config
 from powerpool.tasks.graph.methods import METHODS
 
-from powerpool.cli import reproduce_vision as vision
-from powerpool.data.sources import KNOWN
 from powerpool.data.tu_format import GRAPHS
 from powerpool.runs.config import read_recipe, recipe_names
 from powerpool.tasks.graph.config import GraphConfig

@@ -1,4 +1,4 @@
-"""The vector of a symmetric matrix against a double loop, and the identities it must keep."""
+"""The vector of a symmetric matrix against a double loop, and its inverse."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from powerpool.errors import DTypeError, ShapeError
 from powerpool.vectorize import from_vector, to_vector
 from tests.tolerances import tolerance
 
-few = settings(max_examples=30, deadline=None)
+few = settings(max_examples=15, deadline=None)
 
 
 def _reference(matrix: Tensor) -> Tensor:
@@ -40,7 +40,7 @@ class TestToVector:
 
     @given(st.integers(1, 9), st.integers(0, 10**6))
     @few
-    def test_dot_products_survive(self, size: int, seed: int) -> None:
+    def test_dot_products_are_kept(self, size: int, seed: int) -> None:
         a, b = _symmetric(2, size, seed=seed)
         assert_close(to_vector(a) @ to_vector(b), (a * b).sum(), **tolerance(torch.float64))
 
@@ -55,12 +55,10 @@ class TestToVector:
         weights = torch.full((4, 4), math.sqrt(2), dtype=torch.float64).triu(1) + torch.eye(4, dtype=torch.float64)
         assert_close(gradient, weights, **tolerance(torch.float64))
 
-    def test_not_square(self) -> None:
-        with pytest.raises(ShapeError, match=r"matrix must be square.*got \(2, 3\)"):
+    def test_bad_input(self) -> None:
+        with pytest.raises(ShapeError, match=r"\(2, 3\)"):
             to_vector(torch.ones(2, 3))
-
-    def test_integers(self) -> None:
-        with pytest.raises(DTypeError, match=r"floating-point dtype"):
+        with pytest.raises(DTypeError, match="int64"):
             to_vector(torch.ones(2, 2, dtype=torch.int64))
 
 
@@ -80,20 +78,13 @@ class TestFromVector:
         vector = torch.randn(3, 21).to(dtype)
         assert_close(from_vector(vector), from_vector(vector.float()).to(dtype), rtol=0, atol=0)
 
-    @pytest.mark.parametrize(
-        "length, nearest",
-        [(0, r"1 \(C = 1\)"), (2, r"1 \(C = 1\) and 3 \(C = 2\)"), (50, r"45 \(C = 9\) and 55 \(C = 10\)")],
-    )
-    def test_length_that_is_not_triangular(self, length: int, nearest: str) -> None:
-        with pytest.raises(ShapeError, match=rf"got {length}\); the nearest are {nearest}"):
-            from_vector(torch.ones(4, length))
-
-    def test_scalar(self) -> None:
-        with pytest.raises(ShapeError, match=r"vector must have shape \(\*, L\).*got a scalar"):
+    def test_bad_input(self) -> None:
+        for length, nearest in ((0, "C = 1"), (2, "C = 1.*C = 2"), (50, "C = 9.*C = 10")):
+            with pytest.raises(ShapeError, match=f"got {length}.*{nearest}"):
+                from_vector(torch.ones(4, length))
+        with pytest.raises(ShapeError, match="scalar"):
             from_vector(torch.tensor(1.0))
-
-    def test_integers(self) -> None:
-        with pytest.raises(DTypeError, match=r"vector must have a floating-point dtype"):
+        with pytest.raises(DTypeError, match="int64"):
             from_vector(torch.ones(3, dtype=torch.int64))
 
 
@@ -101,8 +92,8 @@ class TestFromVector:
 class TestBoth:
     def test_first_and_second_derivatives(self, function, shape: tuple[int, ...]) -> None:
         given_input = torch.randn(shape, dtype=torch.float64, requires_grad=True)
-        assert torch.autograd.gradcheck(function, given_input)
-        assert torch.autograd.gradgradcheck(function, given_input)
+        assert torch.autograd.gradcheck(function, given_input, fast_mode=True)
+        assert torch.autograd.gradgradcheck(function, given_input, fast_mode=True)
 
     def test_compile_vmap_and_export(self, function, shape: tuple[int, ...]) -> None:
         class Module(torch.nn.Module):

@@ -1,4 +1,4 @@
-"""How close is close: every tolerance of the tests, in one place."""
+"""All tolerances of the tests."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ TOLERANCES = {
 }
 
 ULPS = 8
-"""Units in the last place that a curve's own formulas may be off, at any point of its domain."""
+"""Allowed error of the formulas of a curve in units in the last place, at any point of its domain."""
 
 
 def tolerance(dtype: torch.dtype, slack: float = 1.0) -> dict[str, float]:
     """``rtol`` and ``atol`` for :func:`torch.testing.assert_close`.
 
-    ``slack`` is how much a long computation, such as two different solvers, may add up; say where it is used why.
+    ``slack`` multiplies both for long computations, such as two different solvers.
     """
     return {name: slack * bound for name, bound in TOLERANCES[dtype].items()}

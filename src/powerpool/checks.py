@@ -1,7 +1,7 @@
 """Checks of the shapes, dtypes and values of tensors.
 
-Checks of shapes and dtypes are always on: they read no tensor data. Checks of *values* read data, and so would force a
-device to synchronise; :func:`values_are_checked` decides whether they run.
+Shapes and dtypes are always checked, which reads no data. Checks of *values* read data and would force a device to
+synchronise; :func:`values_are_checked` decides whether they run.
 """
 
 from __future__ import annotations
@@ -14,25 +14,24 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 from powerpool import errors
-from powerpool.errors import ArgumentError, DomainError, DTypeError, NotFiniteError, ShapeError
+from powerpool.errors import ArgumentError, DomainError, DTypeError, NotFiniteError, NotSymmetricError, ShapeError
 
 
 def round_off(dtype: torch.dtype) -> float:
-    """How far round-off may push a matrix of ``dtype`` out of symmetry, or an entry or eigenvalue out of a domain.
+    """Return the relative error allowed for round-off: in symmetry, and of entries or eigenvalues outside a domain.
 
-    Relative to the largest entry or eigenvalue of the same matrix. The bound of float32 serves float64 too: matrices
-    often come from float32 features, and are float64 only in name.
+    It is relative to the largest entry or eigenvalue of the same matrix. The bound of float32 also applies to float64,
+    because float64 matrices are often computed from float32 features.
     """
     return max(1e-5, torch.finfo(dtype).eps)
 
 
 def values_are_checked(tensor: Tensor, check: bool | None) -> bool:
-    """Whether checks that read values run.
+    """Return whether checks that read values run.
 
-    ``True`` and ``False`` decide themselves. ``None`` is on for tensors on the CPU, where reading a value is free, and
-    off elsewhere, where it would synchronise. Meta and fake tensors have no values, and while ``torch.compile``,
-    ``torch.export`` or a ``torch.func`` transform traces the operator there are none to read: there ``None`` is off and
-    ``True`` is an error.
+    ``None`` means on for tensors on the CPU, where reading a value is free, and off elsewhere, where it would
+    synchronise. Meta and fake tensors have no values, and neither has any tensor while ``torch.compile``,
+    ``torch.export`` or a ``torch.func`` transform traces the operator: there ``None`` is off and ``True`` is an error.
     """
     if check is False:
         return False
@@ -40,37 +39,36 @@ def values_are_checked(tensor: Tensor, check: bool | None) -> bool:
         return tensor.device.type == "cpu" and has_values(tensor)
     if not has_values(tensor):
         raise ArgumentError(
-            "check=True reads the values of the input, which do not exist in meta and fake tensors, nor while "
-            "torch.compile, torch.export or a torch.func transform traces the operator. Pass check=None (off there) or "
-            "check=False."
+            "check=True needs the values of the input, which do not exist in meta and fake tensors, nor while "
+            "torch.compile, torch.export or a torch.func transform traces the operator. Pass check=None or check=False."
         )
     return True
 
 
 def has_values(tensor: Tensor) -> bool:
-    """Whether there are numbers to read: not in meta and fake tensors, nor while the operator is traced."""
-    # The functorch stack has no public query; every transform that hides values pushes an interpreter on it.
+    """Return whether values can be read: not in meta and fake tensors, nor while the operator is traced."""
+    # The functorch stack has no public query. Every transform that hides values pushes an interpreter on it.
     traced = torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None
     return not (traced or tensor.is_meta or isinstance(tensor, FakeTensor))
 
 
 def zero_or_nan(tensor: Tensor) -> Tensor:
-    """0 where the tensor is finite, NaN where it is not: added to a result, it marks what bad input made of it.
+    """Return 0 where the tensor is finite and NaN elsewhere; added to a result, it marks results of bad input.
 
-    x - x, because 0 * x does not survive: Inductor folds it to 0.
+    Computed as x - x, because Inductor folds 0 * x to 0.
     """
     values = tensor.detach()
     return values - values
 
 
 def nan_unless_finite(matrix: Tensor) -> Tensor:  # shape: (*, A, B) -> (*,)
-    """NaN for a matrix that contains NaN or infinity, else 0: two reductions, no copy of the matrix."""
+    """Return NaN for a matrix that contains NaN or infinity, else 0; two reductions, no copy of the matrix."""
     values = matrix.detach()
     return zero_or_nan(values.amax((-2, -1))) + zero_or_nan(values.amin((-2, -1)))
 
 
 def require_floating(tensor: Tensor, name: str) -> None:
-    """Refuse everything but a real floating-point tensor."""
+    """Require a real floating-point tensor."""
     if not isinstance(tensor, Tensor):
         raise DTypeError(
             f"{name} must be a torch.Tensor (got {type(tensor).__name__}). Convert it with torch.as_tensor."
@@ -83,7 +81,7 @@ def require_floating(tensor: Tensor, name: str) -> None:
 
 
 def require_square(matrix: Tensor, name: str = "matrix") -> None:
-    """Refuse everything but a floating-point ``(*, C, C)`` tensor with ``C >= 1``."""
+    """Require a floating-point ``(*, C, C)`` tensor with ``C >= 1``."""
     require_floating(matrix, name)
     if matrix.ndim < 2 or matrix.shape[-1] != matrix.shape[-2]:
         raise ShapeError(
@@ -95,7 +93,7 @@ def require_square(matrix: Tensor, name: str = "matrix") -> None:
 
 
 def require_features(features: Tensor, name: str = "features") -> None:
-    """Refuse everything but a floating-point ``(*, C, N)`` tensor with ``C, N >= 1``."""
+    """Require a floating-point ``(*, C, N)`` tensor with ``C, N >= 1``."""
     require_floating(features, name)
     if features.ndim < 2:
         raise ShapeError(
@@ -111,7 +109,7 @@ def require_features(features: Tensor, name: str = "features") -> None:
 
 
 def require_mask(mask: Tensor, features: Tensor, check: bool | None = None) -> None:
-    """Refuse a mask that is not boolean, does not fit ``(*, N)``, or leaves a set of ``features`` empty."""
+    """Require a boolean mask that broadcasts to ``(*, N)`` and leaves no set of ``features`` empty."""
     if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
         given = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
         raise DTypeError(f"mask must be a boolean tensor, True where a location counts (got {given}). Use mask.bool().")
@@ -134,21 +132,42 @@ def require_mask(mask: Tensor, features: Tensor, check: bool | None = None) -> N
 
 
 def require_finite(tensor: Tensor, name: str) -> None:
-    """Refuse NaN and infinity. Reads values: call it only where :func:`values_are_checked`."""
-    if tensor.numel() == 0:  # a batch of no sets; aminmax has no answer for it
+    """Refuse NaN and infinity. Reads values: call it only if :func:`values_are_checked`."""
+    if tensor.numel() == 0:  # an empty batch; aminmax refuses it
         return
-    # aminmax carries NaN and infinity through in one pass over the data, without the temporary of isfinite(...).all().
+    # aminmax propagates NaN and infinity in one pass, without the temporary of isfinite(...).all().
     low, high = torch.aminmax(tensor.detach())
     if not bool(torch.isfinite(low) & torch.isfinite(high)):
         bad = int((~torch.isfinite(tensor.detach())).sum())
         raise NotFiniteError(
             f"{name} must be finite (got {bad} NaN or infinite of {tensor.numel()} entries). "
-            "Look for the layer that made them, or pass check=False to let NaN through."
+            "Find the layer that produced them, or pass check=False to propagate NaN."
+        )
+
+
+def require_symmetric(given: Tensor, symmetric: Tensor, dtype: torch.dtype) -> None:
+    """Require that ``given`` equals its symmetric part up to the round-off of ``dtype``. Reads values."""
+    if given.numel() == 0:
+        return
+    difference = given.detach() - symmetric.detach()
+    low, high = torch.aminmax(difference)  # propagates NaN and infinity
+    if not bool(torch.isfinite(low) & torch.isfinite(high)):
+        require_finite(given, "matrix")
+    if bool(low == 0) and bool(high == 0):  # exactly symmetric, as any X X^T: no second pass
+        return
+    # Each matrix is compared with its own largest entry, so that a large matrix in the batch hides nothing.
+    gap, largest = difference.abs().amax((-2, -1)), given.detach().abs().amax((-2, -1))
+    refused = gap > 4 * round_off(dtype) * largest
+    if bool(refused.any()):
+        raise NotSymmetricError(
+            "matrix must be symmetric up to round-off (got entries that differ from their mirror by "
+            f"{2 * gap[refused].max().item():.6g}, with a largest entry of {largest[refused].max().item():.6g}). "
+            "Symmetrise it: (matrix + matrix.mT) / 2."
         )
 
 
 def require_beta(beta: float) -> None:
-    """Refuse a centering strength outside ``[0, 1]``."""
+    """Require a centering strength in ``[0, 1]``."""
     if not 0.0 <= beta <= 1.0:
         raise ArgumentError(
             f"beta must lie in [0, 1] (got {beta}): 0 keeps the mean (autocorrelation), 1 removes it (covariance)."
@@ -156,19 +175,19 @@ def require_beta(beta: float) -> None:
 
 
 def require_eps(eps: float) -> None:
-    """Refuse a negative regulariser."""
+    """Require a finite regulariser of at least 0."""
     if not 0.0 <= eps < float("inf"):
         raise ArgumentError(f"eps must be >= 0 and finite (got {eps}); the paper uses 1e-6.")
 
 
 def require_seed(seed: int) -> None:
-    """Refuse a seed that not every generator of random numbers takes."""
+    """Require a seed that every random number generator accepts."""
     if not 0 <= seed < 2**31:
         raise ArgumentError(f"seed must be at least 0 and below 2**31 (got {seed}).")
 
 
 def require_at_least(least: float, group: str, **values: float) -> None:
-    """Refuse settings below a bound; ``group`` is what stands before their names and a full stop in a recipe.
+    """Require settings of at least ``least``; ``group`` is their prefix in a recipe.
 
     Example:
         >>> require_at_least(1, "training", epochs=0)
@@ -181,7 +200,7 @@ def require_at_least(least: float, group: str, **values: float) -> None:
 
 
 def require_above(bound: float, group: str, **values: float) -> None:
-    """Refuse settings that are not above a bound; see :func:`require_at_least`."""
+    """Require settings above ``bound``; see :func:`require_at_least`."""
     for name, value in values.items():
         if not value > bound:
             raise ArgumentError(f"{group}{'.' if group else ''}{name} must be above {bound} (got {value}).")

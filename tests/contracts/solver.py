@@ -1,13 +1,14 @@
-"""The battery of every exact solver: a value and a gradient, each against a reference that shares no code with it.
+"""The battery of exact solvers: values and gradients, each against a reference that shares no code with the library.
 
-A new solver runs :func:`check_value`, :func:`check_gradient` and :func:`check_gradient_along` over the curves and
-inputs of ``tests/cases.py``. Allowed errors are what the input's own round-off does to the exact answer.
+A new solver runs :func:`check_values`, :func:`check_gradients` and :func:`check_gradient_along` over the curves and
+inputs of ``tests/cases.py``. The reference is computed once for all solvers. Allowed errors are the effect of the
+round-off of the input on the exact result.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import mpmath
@@ -20,19 +21,22 @@ from tests import oracles
 from tests.oracles import Reference
 
 SAFETY = 8.0
-"""How many times the unavoidable error is allowed."""
+"""Allowed multiple of the unavoidable error."""
+
+Apply = Callable[[Tensor], Tensor]
 
 
 def round_off(matrix: Tensor, dtype: torch.dtype) -> float:
-    """Relative size of the error that an eigenvalue of ``matrix`` carries in ``dtype``.
-
-    Also what counts as null space where the slope at 0 is infinite.
-    """
+    """Relative error of an eigenvalue of ``matrix`` in ``dtype``; also the null space if the slope at 0 is infinite."""
     return max(8.0, math.sqrt(matrix.shape[-1])) * torch.finfo(dtype).eps
 
 
+def scale_of(moment: Tensor, reference: Reference) -> float:
+    return float(moment.trace()) + 1e-6 if reference.trace_normalize else 1.0
+
+
 def modulus(reference: Reference, eigenvalues: list[float], change: float) -> float:
-    """How much g moves at any of these eigenvalues when they move by ``change``."""
+    """How much g changes at any of these eigenvalues when they change by ``change``."""
     low = mpf("-inf") if reference.signed else mpf(0)
     top = mpf(1) if reference.trace_normalize else mpf("inf")
 
@@ -42,49 +46,48 @@ def modulus(reference: Reference, eigenvalues: list[float], change: float) -> fl
     return max(float(moved(mpf(p), by)) for p in eigenvalues for by in (change, -change))
 
 
-def check_value(apply: Callable[[Tensor], Tensor], moment: Tensor, given: Tensor, reference: Reference) -> None:
-    """``apply(given)`` is the reference's curve of the spectrum of the float64 ``moment``."""
+def check_values(solvers: Iterable[Apply], moment: Tensor, given: Tensor, reference: Reference) -> None:
+    """Every solver applies the curve of the reference to the spectrum of the float64 ``moment``."""
     null = round_off(moment, given.dtype)
     expected = oracles.spectral(moment.numpy(), reference, null=null)
-    scale = float(moment.trace()) + 1e-6 if reference.trace_normalize else 1.0
-    eigenvalues = (torch.linalg.eigvalsh(moment) / scale).tolist()
+    eigenvalues = (torch.linalg.eigvalsh(moment) / scale_of(moment, reference)).tolist()
     size = float(np.abs(expected).max())
     allowed = 4 * (modulus(reference, eigenvalues, null * max(map(abs, eigenvalues))) + null * size)
-    torch.testing.assert_close(apply(given).double(), torch.from_numpy(expected), rtol=0, atol=allowed)
+    for apply in solvers:
+        torch.testing.assert_close(apply(given).double(), torch.from_numpy(expected), rtol=0, atol=allowed)
 
 
-def check_gradient(
-    apply: Callable[[Tensor], Tensor],
-    moment: Tensor,
-    given: Tensor,
-    reference: Reference,
-    *,
-    seed: int = 0,
-    by_products: bool = False,
+def check_gradients(
+    solvers: Mapping[str, Apply], moment: Tensor, given: Tensor, reference: Reference, *, seed: int = 0
 ) -> None:
-    """The gradient of ``apply`` at the matrix ``given`` is the reference's at the float64 ``moment``.
+    """The gradient at the matrix ``given`` is that of the reference at the float64 ``moment``.
 
-    The allowed error is how far the reference's own gradient moves when the matrix moves by its round-off. A solver
-    ``by_products`` alone never sees single eigenvalues: its error is relative to the steepest slope, the one at 0.
+    The allowed error is the change of the reference gradient when the matrix changes by its round-off.
     """
-    grad = _random_symmetric(moment.shape[-1], seed)
+    grad = random_symmetric(moment.shape[-1], seed)
     null = round_off(moment, given.dtype)
-    expected = oracles.spectral_gradient(moment.numpy(), grad.numpy(), reference, null=null)
-    allowed = SAFETY * gradient_sensitivity(moment, grad, reference, given.dtype)
-    if by_products:
-        scale = float(moment.trace()) + 1e-6 if reference.trace_normalize else 1.0
-        steepest = oracles.divided_difference(reference, 0.0, 0.0)
-        allowed += SAFETY * null * steepest * float(grad.abs().max()) / scale
-    leaf = given.clone().requires_grad_()
-    (found,) = torch.autograd.grad(apply(leaf), leaf, grad.to(given.dtype))
-    assert torch.isfinite(found).all()
-    torch.testing.assert_close(found.double(), torch.from_numpy(expected), rtol=0, atol=allowed)
+    expected = torch.from_numpy(oracles.spectral_gradient(moment.numpy(), grad.numpy(), reference, null=null))
+    sensitivity = gradient_sensitivity(moment, grad, reference, given.dtype)
+    for name, apply in solvers.items():
+        allowed = SAFETY * sensitivity
+        if name == "squaring":
+            allowed += SAFETY * error_of_products(moment, grad, reference, given.dtype)
+        leaf = given.clone().requires_grad_()
+        (found,) = torch.autograd.grad(apply(leaf), leaf, grad.to(given.dtype))
+        assert torch.isfinite(found).all()
+        torch.testing.assert_close(found.double(), expected, rtol=0, atol=allowed, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def error_of_products(moment: Tensor, grad: Tensor, reference: Reference, dtype: torch.dtype) -> float:
+    """The error of a solver without eigenvalues, which is relative to the steepest slope, the one at 0."""
+    steepest = oracles.divided_difference(reference, 0.0, 0.0)
+    return round_off(moment, dtype) * steepest * float(grad.abs().max()) / scale_of(moment, reference)
 
 
 def gradient_sensitivity(moment: Tensor, grad: Tensor, reference: Reference, dtype: torch.dtype) -> float:
-    """How far the reference's gradient moves under round-off of the matrix and of its normalised eigenvalues.
+    """How far the reference gradient changes under round-off of the matrix and of its normalised eigenvalues.
 
-    At least round-off of the gradient before the share of the trace is taken off: on a 1 x 1 matrix the two cancel.
+    At least the round-off of the gradient before the share of the trace is subtracted: in a 1 x 1 matrix they cancel.
     """
     null = round_off(moment, dtype)
 
@@ -93,9 +96,9 @@ def gradient_sensitivity(moment: Tensor, grad: Tensor, reference: Reference, dty
 
     base = gradient(moment)
     values, vectors = torch.linalg.eigh(moment)
-    # Where the slope at 0 is infinite the null space is dropped by definition: only the range can move.
+    # If the slope at 0 is infinite, the null space is dropped by definition: only the range can change.
     keep = values > null * values.abs().max() if reference.infinite_slope else torch.ones_like(values, dtype=torch.bool)
-    noises = [_random_symmetric(int(keep.sum()), 100 + seed) for seed in range(3)]
+    noises = [random_symmetric(int(keep.sum()), 100 + seed) for seed in range(3)]
     shifts = [vectors[:, keep] @ noise @ vectors[:, keep].mT * null * float(values.abs().max()) for noise in noises]
     moved = [gradient(moment + shift) for shift in shifts]
     moved += [gradient(moment, shift=-null), gradient(moment, shift=null), gradient(moment, snap=null)]
@@ -104,26 +107,26 @@ def gradient_sensitivity(moment: Tensor, grad: Tensor, reference: Reference, dty
 
 
 def check_gradient_along(
-    gradient: Callable[[Tensor], Tensor],
+    gradients: Iterable[tuple[Apply, float]],
     moment: Tensor,
     path: Callable[[mpmath.matrix, mpf], mpmath.matrix],
     tangent: Tensor,
     reference: Reference,
-    rtol: float,
 ) -> None:
-    """<dL/dM, tangent> is the one-sided difference of L along a path of positive matrices, taken in 50 digits.
+    """<dL/dM, tangent> is the one-sided difference of L along a path of positive matrices, in 50 digits.
 
-    ``tangent`` is the path's derivative at 0. The error is relative to |dL/dM| |tangent|; the step of the difference
-    leaves 1e-15 of |dL/dPsi|.
+    ``tangent`` is the derivative of the path at 0. Every gradient comes with its error relative to |dL/dM| |tangent|;
+    the step of the difference leaves 1e-15 of |dL/dPsi|.
     """
-    grad = _random_symmetric(moment.shape[-1], seed=3)
-    found = gradient(grad)
-    assert torch.isfinite(found).all()
+    grad = random_symmetric(moment.shape[-1], seed=3)
     expected = oracles.mp_directional(moment.numpy(), path, grad.numpy(), reference, eps=1e-6)
-    allowed = rtol * max(float(found.double().norm() * tangent.norm()), abs(expected)) + 1e-15 * float(grad.norm())
-    assert abs(float((found.double() * tangent).sum()) - expected) <= allowed
+    for gradient, rtol in gradients:
+        found = gradient(grad).double()
+        assert torch.isfinite(found).all()
+        allowed = rtol * max(float(found.norm() * tangent.norm()), abs(expected)) + 1e-15 * float(grad.norm())
+        assert abs(float((found * tangent).sum()) - expected) <= allowed
 
 
-def _random_symmetric(size: int, seed: int) -> Tensor:
+def random_symmetric(size: int, seed: int) -> Tensor:
     noise = torch.randn(size, size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     return (noise + noise.mT) / 2

@@ -1,4 +1,4 @@
-"""Where the paper's formula for a curve is wrong: ours holds, and the printed one fails the same comparison.
+"""Errata of the paper about curves: our formula holds, and the printed one fails the same comparison.
 
 Slopes are compared with numerical differentiation of the curve, in 50 digits. Other errata: tests/test_errata.py.
 """
@@ -20,7 +20,7 @@ def fifty_digits():
 
 
 def slope(curve, p: float) -> torch.Tensor:
-    """g' as autograd gives it, which must also be what ``derivative`` says."""
+    """g' by autograd, which must equal ``derivative``."""
     leaf = torch.tensor(p, dtype=torch.float64, requires_grad=True)
     (grad,) = torch.autograd.grad(curve.value(leaf), leaf)
     torch.testing.assert_close(curve.derivative(leaf).detach(), grad, rtol=1e-15, atol=0)

@@ -1,4 +1,4 @@
-"""MaxExp and SignedMaxExp: the battery, and how the second mirrors the first."""
+"""MaxExp and SignedMaxExp: the battery, and their relation."""
 
 from __future__ import annotations
 
@@ -12,12 +12,9 @@ from tests.contracts.curve import CurveContract
 
 class TestMaxExp(CurveContract):
     curve = pp.MaxExp
-    parameters = (1, 1.0078125, 1.5, 2, 2.5, 7.3, 20, 50, 50.25, 1000)
-    trainable = (1.5, 2.0, 2.5, 50.0)
-    fit = (10.0, 20.0, 300.0)
+    parameters = (1, 1.0078125, 2.5, 7.3, 50, 1000)
+    trainable = (1.5, 50.0)
     parameter_range = (1.0, 200.0)
-    refused = (0.999, 0, 0.5, -3)
-    requirement = "a finite eta >= 1"
     domain = (0.0, 1.0)
     bound = 1.0
     trace_normalize = True
@@ -36,12 +33,12 @@ class TestMaxExp(CurveContract):
 
     @classmethod
     def integer_power(cls, theta):
-        return IntegerPower(exponent=int(theta), complement=True) if theta in (1, 2, 20, 50, 1000) else None
+        return IntegerPower(exponent=int(theta), complement=True) if theta in (1, 50, 1000) else None
 
 
 class TestSignedMaxExp(TestMaxExp):
     curve = pp.SignedMaxExp
-    parameters = (1, 1.5, 2, 2.5, 7.3, 50)
+    parameters = (1, 2.5, 50)
     domain = (-1.0, 1.0)
 
     @classmethod
@@ -65,8 +62,8 @@ class TestSignedMaxExp(TestMaxExp):
         return p == 0
 
 
-def test_the_slope_of_signed_maxexp_learns_at_zero():
-    """d/d eta of g'(0) = eta is 1, by either order of differentiation; abs and copysign alone would say 0."""
+def test_the_slope_of_signed_maxexp_at_zero_depends_on_eta():
+    """d/d eta of g'(0) = eta is 1, by either order of differentiation; abs and copysign alone would give 0."""
     p = torch.zeros(1, dtype=torch.float64, requires_grad=True)
     curve = pp.SignedMaxExp(torch.nn.Parameter(torch.tensor([5.0], dtype=torch.float64)))
     by_p, by_eta = torch.autograd.grad(curve.value(p), (p, curve.eta), create_graph=True)
@@ -80,12 +77,12 @@ def test_one_draw_is_the_identity():
     torch.testing.assert_close(pp.SignedMaxExp(1).value(-p), -p)
 
 
-def test_a_positive_point_makes_no_difference():
+def test_both_are_equal_for_positive_points():
     p = torch.rand(100, generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(pp.SignedMaxExp(20).value(p), pp.MaxExp(20).value(p), rtol=0, atol=0)
 
 
-def test_it_is_the_chance_of_a_hit_in_eta_draws():
+def test_is_the_probability_of_a_hit_in_eta_draws():
     draws = torch.rand(20_000, 6, generator=torch.Generator().manual_seed(0))
     hits = (draws < 0.2).any(1).double().mean()
     torch.testing.assert_close(pp.MaxExp(6).value(torch.tensor(0.2)).double(), hits, rtol=0, atol=0.01)

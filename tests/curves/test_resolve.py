@@ -10,7 +10,7 @@ import torch
 
 import powerpool as pp
 from powerpool import curves
-from powerpool.errors import ArgumentError, DTypeError, UnknownNameError
+from powerpool.errors import ArgumentError, DTypeError
 
 EXPECTED = {
     "gamma": pp.Gamma,
@@ -40,43 +40,35 @@ def test_options_reach_the_curve():
     assert curves.resolve("fahdp", t=0.5, rounding="round").rounding == "round"
 
 
-def test_a_curve_is_returned_as_it_is():
+def test_a_curve_is_returned_unchanged():
     curve = pp.HDP(0.3)
     assert curves.resolve(curve) is curve
-    with pytest.raises(
-        ArgumentError, match=r"Options \['t'\] need a curve's name; got the finished curve HDP\(t=0.3\)"
-    ):
+    with pytest.raises(ArgumentError, match=r"'t'.*HDP\(t=0.3\)"):
         curves.resolve(curve, t=0.5)
-
-
-def test_an_unknown_name_lists_the_choices():
-    choices = ", ".join(f"'{name}'" for name in EXPECTED)
-    with pytest.raises(UnknownNameError, match=f"Unknown curve 'maxepx': choose one of {choices}"):
-        curves.resolve("maxepx")
 
 
 @pytest.mark.parametrize("thing", [None, 3, pp.Gamma])
 def test_neither_name_nor_curve(thing):
-    with pytest.raises(DTypeError, match=rf"A curve is a powerpool curve or its name \(got {type(thing).__name__}\)"):
+    with pytest.raises(DTypeError, match=type(thing).__name__):
         curves.resolve(thing)
 
 
 def test_a_wrong_option_lists_the_right_ones():
-    with pytest.raises(ArgumentError, match=r"MaxExp does not take the options \['gamma'\]: its options are \['eta'\]"):
+    with pytest.raises(ArgumentError, match=r"MaxExp.*'gamma'.*'eta'"):
         curves.resolve("maxexp", gamma=0.5)
-    with pytest.raises(ArgumentError, match=r"\['gama'\]: its options are \['t', 'rounding'\]"):
+    with pytest.raises(ArgumentError, match=r"'gama'.*'t', 'rounding'"):
         curves.resolve("fahdp", t=0.5, gama=0.5)
 
 
 def test_a_wrong_value_keeps_the_error_of_the_curve():
-    with pytest.raises(ArgumentError, match="eta >= 1"):
+    with pytest.raises(ArgumentError, match=r"0\.5"):
         curves.resolve("maxexp", eta=0.5)
-    with pytest.raises(DTypeError, match="eta must have a floating-point dtype"):
+    with pytest.raises(DTypeError, match="eta"):
         curves.resolve("maxexp", eta=torch.tensor(3))
 
 
 @pytest.mark.parametrize("number", [np.int64(50), np.float32(50.0), np.float64(50.0), 50, 50.0])
-def test_numbers_of_numpy_are_numbers(number: float) -> None:
+def test_numpy_scalars_become_python_numbers(number: float) -> None:
     curve = pp.MaxExp(number)
     assert type(curve.eta) in (int, float)
     assert curve.integer_power() == pp.curves.IntegerPower(50, complement=True)
@@ -84,11 +76,11 @@ def test_numbers_of_numpy_are_numbers(number: float) -> None:
 
 @pytest.mark.parametrize("make", [lambda: pp.MaxExp(1e300), lambda: pp.MaxExp(10**400), lambda: pp.FAHDP(1e-200)])
 def test_absurd_numbers_are_refused(make: Callable[[], pp.Curve]) -> None:
-    with pytest.raises(ValueError, match=r"needs .* \(got 1"):
+    with pytest.raises(ArgumentError):
         make()
 
 
-def test_exponents_too_long_for_a_chain_take_eigenvalues() -> None:
+def test_exponents_too_large_for_a_chain_use_eigenvalues() -> None:
     assert pp.MaxExp(2**20).integer_power() is not None
     assert pp.MaxExp(2**20 + 1).integer_power() is None
     assert pp.select_solver(pp.FAHDP(1e-12), 8).name == "eigen"

@@ -1,4 +1,4 @@
-"""Heads: the factored classifier is the dense one of the same weights, and never forms C x C."""
+"""Heads: the factored classifier equals the dense one with the same weights, and never forms C x C."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from torch.autograd import gradcheck
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import powerpool as pp
+from powerpool.errors import ArgumentError, DTypeError, ShapeError
 from tests.tolerances import tolerance
 
 CURVES = [None, pp.MaxExp(7), pp.SigmE(5.0), pp.Gamma(0.5)]
@@ -30,7 +31,7 @@ def _head(size: int, classes: int = 3, rank: int = 3) -> pp.nn.FactoredHead:
 
 
 class _Largest(TorchDispatchMode):
-    """Of all tensors that operations return: the most entries, and the largest side of a square that fits inside."""
+    """The most entries of any returned tensor, and the largest side of a square that fits inside one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -46,7 +47,7 @@ class _Largest(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("curve", CURVES, ids=str)
-@pytest.mark.parametrize("rank", [1, 4, 5])
+@pytest.mark.parametrize("rank", [1, 4])
 def test_factored_head_is_the_dense_head_of_the_same_weights(curve: pp.Curve | None, rank: int) -> None:
     given = _features(2, 3, 6, 4)
     head = _head(6, rank=rank)
@@ -66,7 +67,7 @@ def test_gradients_of_both_heads_agree(curve: pp.Curve | None) -> None:
     (head(pp.gram_factor(first, curve)) * weights).sum().backward()
     dense_weight, bias = head.dense_weight(), head.bias.detach().clone().requires_grad_()
     matrix = pp.second_order_pool(second, curve, solver="gram")
-    logits = pp.to_vector(matrix) @ pp.to_vector(dense_weight).mT + bias  # what DenseHead computes
+    logits = pp.to_vector(matrix) @ pp.to_vector(dense_weight).mT + bias  # as DenseHead
     found = torch.autograd.grad((logits * weights).sum(), (second, head.weight, bias))
     for gradient, expected in zip((first.grad, head.weight.grad, head.bias.grad), found, strict=True):
         torch.testing.assert_close(gradient, expected, **tolerance(torch.float64))
@@ -80,7 +81,7 @@ def test_gradcheck_of_the_factored_head() -> None:
         return torch.func.functional_call(head, {"weight": weight, "bias": bias}, factor)
 
     leaves = (_features(2, 4, 3), head.weight.detach().clone(), head.bias.detach().clone())
-    assert gradcheck(logits, tuple(leaf.requires_grad_() for leaf in leaves))
+    assert gradcheck(logits, tuple(leaf.requires_grad_() for leaf in leaves), fast_mode=True)
 
 
 @pytest.mark.parametrize("curve", CURVES, ids=str)
@@ -91,9 +92,9 @@ def test_factored_head_never_forms_the_matrix(curve: pp.Curve | None) -> None:
     given = torch.rand(2, channels, 4, 4, requires_grad=True)
     with _Largest() as seen:
         head(pool(given)).sum().backward()
-    assert seen.side <= 2 * 16  # two sets of 16 locations, which a product may lay side by side
+    assert seen.side <= 2 * 16  # two sets of 16 locations, which a product may concatenate
     assert seen.entries <= given.numel()
-    # The measure itself: the dense form does make one.
+    # The measure works: the dense form has a C x C matrix.
     with _Largest() as seen:
         pp.second_order_pool(given.flatten(-2), curve, solver="gram")
     assert seen.side == channels
@@ -134,7 +135,7 @@ def test_heads_can_be_copied_and_saved() -> None:
     assert sum(weight.numel() for weight in head.to_dense().parameters()) == 3 * (6 * 7 // 2) + 3
 
 
-def test_rank_one_counts_evidence_for_a_class_and_rank_two_also_against() -> None:
+def test_rank_one_has_evidence_for_a_class_and_rank_two_also_against() -> None:
     given = _features(4, 6, 4)
     positive, mixed = (pp.nn.FactoredHead(6, 3, rank).double() for rank in (1, 2))
     assert (positive(pp.gram_factor(given)) >= 0).all()
@@ -187,17 +188,18 @@ def test_factor_keeps_its_parts_and_its_matrix() -> None:
 
 
 @pytest.mark.parametrize(
-    "call, message",
+    "call, error, key",
     [
-        (lambda: pp.nn.FactoredHead(4, 2)(pp.gram_factor(torch.rand(5, 3))), r"size 4 got features of shape \(5, 3\)"),
-        (lambda: pp.nn.DenseHead(4, 2)(torch.eye(5)), r"size 4 got matrices of shape \(5, 5\)"),
-        (lambda: pp.nn.DenseHead(4, 2)(torch.rand(4, 5)), r"square.*got \(4, 5\)"),
-        (lambda: pp.nn.FactoredHead(4, 2, rank=0), r"rank >= 1 \(got 4, 2, 0\)"),
-        (lambda: pp.nn.FactoredHead(4, 0), r"classes, rank >= 1 \(got 4, 0, 8\)"),
+        (lambda: pp.nn.FactoredHead(4, 2)(pp.gram_factor(torch.rand(5, 3))), ShapeError, r"\(5, 3\)"),
+        (lambda: pp.nn.DenseHead(4, 2)(torch.eye(5)), ShapeError, r"\(5, 5\)"),
+        (lambda: pp.nn.DenseHead(4, 2)(torch.rand(4, 5)), ShapeError, r"\(4, 5\)"),
+        (lambda: pp.nn.FactoredHead(4, 2, 1)(torch.eye(4)), DTypeError, "GramFactor.*Tensor"),
+        (lambda: pp.nn.FactoredHead(4, 2, rank=0), ArgumentError, "4, 2, 0"),
+        (lambda: pp.nn.DenseHead(0, 3), ArgumentError, "0, 3"),
     ],
 )
-def test_wrong_size_is_refused(call: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+def test_bad_input(call: Any, error: type[Exception], key: str) -> None:
+    with pytest.raises(error, match=key):
         call()
 
 
@@ -210,10 +212,3 @@ def test_a_factor_passes_through_vmap_and_export() -> None:
     for factor in (mapped, exported):
         torch.testing.assert_close(factor.features, expected.features)
         torch.testing.assert_close(factor.core, expected.core)
-
-
-def test_heads_refuse_what_they_cannot_read() -> None:
-    with pytest.raises(TypeError, match=r"takes a GramFactor.*got Tensor.*to_dense"):
-        pp.nn.FactoredHead(4, 2, 1)(torch.eye(4))
-    with pytest.raises(ValueError, match=r"size, classes >= 1 \(got 0, 3\)"):
-        pp.nn.DenseHead(0, 3)

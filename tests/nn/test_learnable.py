@@ -1,4 +1,4 @@
-"""Learnable parameters: registered with the pool, exact gradient, and training finds the value that made the target."""
+"""Learnable parameters: registered with the pool, exact gradient, and training recovers the value of the target."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.autograd import gradcheck
 
 import powerpool as pp
+from powerpool.errors import ArgumentError
 from tests.tolerances import tolerance
 
 CHANNELS = 4
@@ -51,22 +52,18 @@ def _maps(dtype: torch.dtype = torch.float64) -> Tensor:
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("case", LEARNABLE, ids=str)
-def test_parameter_belongs_to_the_pool(case: Learnable, way: str) -> None:
+def test_value_and_gradient(case: Learnable, way: str) -> None:
     pool = case.pool(case.start, way)
     name = f"curve.{pool.curve.parameter_name}"
     assert [key for key, _ in pool.named_parameters()] == [name]
     assert list(pool.state_dict()) == [name]
     assert "learnable" in repr(pool)
-
-
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("case", LEARNABLE, ids=str)
-def test_gradient_of_parameter_and_features(case: Learnable, way: str) -> None:
-    pool = case.pool(case.start, way)
-    name = f"curve.{pool.curve.parameter_name}"
+    mode, solver = ("elementwise", "auto") if way == "elementwise" else ("spectral", way)
+    fixed = pp.nn.SecondOrderPool2d(CHANNELS, case.make(case.start), mode, solver=solver)
+    torch.testing.assert_close(pool(_maps()), fixed(_maps()), **tolerance(torch.float64))
     parameter = torch.tensor(case.start, dtype=torch.float64, requires_grad=True)
-    given = _maps()[:2].requires_grad_()
-    assert gradcheck(lambda p, m: torch.func.functional_call(pool, {name: p}, m), (parameter, given))
+    call = lambda p, m: torch.func.functional_call(pool, {name: p}, m)  # noqa: E731
+    assert gradcheck(call, (parameter, _maps()[:2].requires_grad_()), fast_mode=True)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -89,48 +86,16 @@ def test_training_finds_the_parameter(case: Learnable, way: str) -> None:
     assert abs(parameter.item() - case.start) > 0.1
 
 
-@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("case", LEARNABLE, ids=str)
-def test_tensor_and_number_give_the_same_value(case: Learnable, way: str) -> None:
-    learnt = case.pool(case.start, way)
-    mode, solver = ("elementwise", "auto") if way == "elementwise" else ("spectral", way)
-    fixed = pp.nn.SecondOrderPool2d(CHANNELS, case.make(case.start), mode, solver=solver)
-    torch.testing.assert_close(learnt(_maps()), fixed(_maps()), **tolerance(torch.float64))
-
-
-@pytest.mark.parametrize("mode", ["elementwise", "spectral"])
-def test_parameter_in_front_of_a_head_moves_with_the_loss_of_a_task(mode: str) -> None:
-    torch.manual_seed(0)
-    pool = pp.nn.SecondOrderPool2d(CHANNELS, pp.SigmE(nn.Parameter(torch.tensor(5.0))), mode)
-    model = nn.Sequential(pool, nn.Linear(pool.out_features, 2))
-    labels = torch.arange(24) % 2
-    given = torch.rand(24, CHANNELS, 3, 3)
-    given[labels == 1, 0] *= 0.5
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
-    losses = []
-    for _ in range(30):
-        optimizer.zero_grad()
-        loss = nn.functional.cross_entropy(model(given), labels)
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    assert abs(pool.curve.eta.item() - 5.0) > 0.1
-    assert losses[-1] < losses[0]
-
-
-@pytest.mark.parametrize("case", LEARNABLE, ids=str)
-def test_squaring_refuses_a_tensor_and_names_what_takes_it(case: Learnable) -> None:
-    with pytest.raises(ValueError, match=r"is a tensor.*solver='eigen', or 'gram'"):
+def test_squaring_refuses_a_tensor(case: Learnable) -> None:
+    with pytest.raises(ArgumentError, match=r"tensor.*'eigen'.*'gram'"):
         case.pool(case.start, "squaring")
-    curve = case.make(torch.tensor(case.start))
-    with pytest.raises(ValueError, match=r"is a tensor.*solver='eigen', or 'gram'"):
-        pp.second_order_pool(torch.rand(3, 5), curve, solver="squaring")
-    with pytest.raises(ValueError, match=r"is a tensor.*solver='eigen', or 'gram'"):
-        pp.spectral(torch.eye(3), curve, "squaring")
+    with pytest.raises(ArgumentError, match="tensor"):
+        pp.spectral(torch.eye(3), case.make(torch.tensor(case.start)), "squaring")
 
 
 @pytest.mark.parametrize("locations, name", [(3, "gram"), (64, "eigen")])
-def test_auto_takes_a_solver_that_knows_the_gradient(locations: int, name: str) -> None:
+def test_auto_chooses_a_solver_with_a_parameter_gradient(locations: int, name: str) -> None:
     curve = pp.MaxExp(nn.Parameter(torch.tensor(5.0, dtype=torch.float64)))
     assert pp.select_solver(curve, channels=8, locations=locations).name == name
     given = torch.rand(8, locations, dtype=torch.float64)
@@ -139,42 +104,30 @@ def test_auto_takes_a_solver_that_knows_the_gradient(locations: int, name: str) 
     assert curve.eta.grad.abs() > 0
 
 
-def test_newton_schulz_refuses_a_learnable_exponent() -> None:
-    with pytest.raises(ValueError, match=r"square root only.*solver='eigen'"):
-        pp.nn.SecondOrderPool2d(4, pp.Gamma(nn.Parameter(torch.tensor(0.5))), solver="newton_schulz")
-
-
 @pytest.mark.parametrize("way", WAYS)
-def test_rounded_exponent_says_that_it_has_no_gradient_and_has_none(way: str) -> None:
-    with pytest.warns(UserWarning, match="zero gradient through its exponent.*identity"):
+def test_rounded_exponent_warns_and_has_no_gradient(way: str) -> None:
+    with pytest.warns(UserWarning, match="identity"):
         pool = Learnable("fahdp-ceil", lambda t: pp.FAHDP(t, "ceil"), 0.3, 0.3).pool(0.3, way)
     result = pool(_maps())
     weight = torch.rand_like(result)
     (result * weight).sum().backward()
-    # Through exp(-t) alone: d/dt e^-t (...) = -e^-t (...).
+    # Through exp(-t) only: d/dt e^-t (...) = -e^-t (...).
     expected = -(result.detach() * weight).sum()
     torch.testing.assert_close(pool.curve.t.grad, expected, **tolerance(torch.float64))
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_value_below_its_bound_acts_as_the_bound_and_can_come_back(way: str) -> None:
+def test_value_below_its_bound_is_clamped_and_can_return(way: str) -> None:
     pool = Learnable("maxexp", pp.MaxExp, 2.0, 2.0).pool(2.0, way)
     with torch.no_grad():
         pool.curve.eta.fill_(0.3)
     plain = pp.nn.SecondOrderPool2d(CHANNELS, pp.MaxExp(1), solver="eigen")(_maps())
     torch.testing.assert_close(pool(_maps()), plain, **tolerance(torch.float64))
-    for sign, moves in [(1.0, False), (-1.0, True)]:  # descent on the trace goes below the bound, ascent comes back
+    for sign, moves in [(1.0, False), (-1.0, True)]:  # descent on the trace goes below the bound, ascent returns
         pool.zero_grad()
         trace = pp.from_vector(pool(_maps())).diagonal(dim1=-2, dim2=-1).sum()
         (sign * trace).backward()
         assert (pool.curve.eta.grad != 0) == moves
-
-
-def test_a_tensor_that_is_no_parameter_is_a_buffer_and_receives_no_gradient() -> None:
-    pool = pp.nn.SecondOrderPool2d(CHANNELS, pp.MaxExp(torch.tensor(5.0)), solver="eigen")
-    assert not list(pool.parameters())
-    assert list(pool.state_dict()) == ["curve.eta"]
-    assert pool(_maps(torch.float32)).shape == (3, 10)
 
 
 def test_parameter_of_another_precision_than_the_features() -> None:
@@ -186,7 +139,7 @@ def test_parameter_of_another_precision_than_the_features() -> None:
         assert pool.curve.eta.grad.dtype == torch.float32
 
 
-def test_one_parameter_for_every_entry_element_by_element_only() -> None:
+def test_one_parameter_per_entry_is_elementwise_only() -> None:
     eta = nn.Parameter(torch.linspace(2.0, 9.0, CHANNELS * CHANNELS, dtype=torch.float64).reshape(CHANNELS, CHANNELS))
     features = _maps().flatten(-2)
     result = pp.second_order_pool(features, pp.SigmE(eta), "elementwise")
@@ -195,5 +148,5 @@ def test_one_parameter_for_every_entry_element_by_element_only() -> None:
     result.sum().backward()
     assert eta.grad.shape == eta.shape
     for solver in ("eigen", "gram"):
-        with pytest.raises(ValueError, match=r"got a tensor of shape \(4, 4\).*one element.*mode='elementwise'"):
+        with pytest.raises(ArgumentError, match=r"\(4, 4\)"):
             pp.second_order_pool(features, pp.SigmE(eta), solver=solver)

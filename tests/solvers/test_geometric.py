@@ -1,4 +1,4 @@
-"""The sum of powers: how many products it takes, and that no chain of the same steps takes fewer."""
+"""The sum of powers: its value and derivatives, its number of products, and that no chain needs fewer."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from powerpool.linalg.products import symmetrize
 from powerpool.solvers.geometric import chain, geometric_pool, geometric_sum, products
 from tests.counting import ProductCounter
 
-TERMS = [*range(2, 33), 49, 50, 60, 97, 125, 500]
+TERMS = [*range(2, 13), 25, 30, 49, 50, 97, 500]
 
 
 def _gram(size: int = 6, rank: int = 4, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -28,48 +28,38 @@ def _term_by_term(gram: Tensor, terms: int) -> Tensor:
 
 
 @pytest.mark.parametrize("terms", TERMS)
-def test_value_and_gradient_are_those_of_the_sum(terms: int) -> None:
-    gram = _gram().requires_grad_()
+def test_value_gradient_and_number_of_products(terms: int) -> None:
+    gram = _gram(size=7).requires_grad_()
     grad = symmetrize(torch.randn_like(gram))
-    expected, found = _term_by_term(gram, terms), geometric_sum(gram, terms)
-    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12 * terms)
+    expected = _term_by_term(gram, terms)
     (expected_grad,) = torch.autograd.grad(expected, gram, grad)
-    (found_grad,) = torch.autograd.grad(found, gram, grad)
+    with ProductCounter(7) as forward:
+        found = geometric_sum(gram, terms)
+    with ProductCounter(7) as backward:
+        (found_grad,) = torch.autograd.grad(found, gram, grad)
+    assert (forward.count, backward.count) == products(terms)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12 * terms)
     torch.testing.assert_close(found_grad, symmetrize(expected_grad), rtol=1e-11, atol=1e-12 * terms**2)
 
 
 @pytest.mark.parametrize("terms", [2, 3, 5, 6, 7, 11, 30, 50])
 def test_second_derivative(terms: int) -> None:
     gram = _gram(size=3, rank=2)[:1].requires_grad_()
-    assert torch.autograd.gradgradcheck(lambda k: geometric_sum(symmetrize(k), terms), gram)
+    assert torch.autograd.gradgradcheck(lambda k: geometric_sum(symmetrize(k), terms), gram, fast_mode=True)
 
 
-@pytest.mark.parametrize("terms", TERMS)
-def test_counts_are_those_of_the_chain(terms: int) -> None:
-    gram = _gram(size=7).requires_grad_()
-    with ProductCounter(7) as forward:
-        result = geometric_sum(gram, terms)
-    with ProductCounter(7) as backward:
-        result.sum().backward()
-    assert (forward.count, backward.count) == products(terms)
-
-
-def test_fifty_terms_take_eight_and_eleven() -> None:
-    """Doubling with increments and a backward against the chain took 10 and 16."""
+def test_the_chain_reaches_its_number() -> None:
     assert products(50) == (8, 11)
-
-
-@pytest.mark.parametrize("terms", [*range(2, 200), 1000, 4999, 10**6 + 3])
-def test_the_chain_reaches_its_number(terms: int) -> None:
-    reached = 1
-    for step in chain(terms):
-        reached = reached + 1 if step == 1 else reached * step
-    assert reached == terms
-    assert chain(terms)[0] > 1
+    for terms in [*range(2, 200), 1000, 4999, 10**6 + 3]:
+        reached = 1
+        for step in chain(terms):
+            reached = reached + 1 if step == 1 else reached * step
+        assert reached == terms
+        assert chain(terms)[0] > 1
 
 
 def _cost(steps: tuple[int, ...]) -> int:
-    """Products forward and backward, told again: 2 for a square, 3 for another product."""
+    """Products forward and backward: 2 for a square, 3 for another product."""
     total = 0
     for position, step in enumerate(steps):
         first, last = position == 0, position == len(steps) - 1
@@ -80,28 +70,28 @@ def _cost(steps: tuple[int, ...]) -> int:
 
 
 def _all_chains(terms: int) -> list[tuple[int, ...]]:
-    """Every way from 1: the last step is a factor, or an increment of an even number."""
+    """All chains: the last step is a factor, or an increment of an even number."""
     if terms == 1:
         return [()]
     ways = [(*way, factor) for factor in (2, 3, 5) if terms % factor == 0 for way in _all_chains(terms // factor)]
     return ways + ([(*way, 1) for way in _all_chains(terms - 1)] if terms % 2 else [])
 
 
-@pytest.mark.parametrize("terms", range(2, 130))
-def test_no_chain_is_cheaper(terms: int) -> None:
-    assert sum(products(terms)) == min(map(_cost, _all_chains(terms)))
+def test_no_chain_is_cheaper() -> None:
+    for terms in range(2, 130):
+        assert sum(products(terms)) == min(map(_cost, _all_chains(terms)))
 
 
 def test_small_matrices_keep_their_digits() -> None:
-    """I - K rounds K to the round-off of 1; 50 terms make 1225 times that of it, where R keeps it relative."""
+    """I - K rounds K to the round-off of 1, which 50 terms multiply by 1225; R keeps the error relative."""
     gram = (_gram(size=12, rank=12) * 1e-4).float()
     expected = _term_by_term(gram.double(), 50)
     error = (geometric_sum(gram, 50).double() - expected).abs().max() / expected.abs().max()
     assert error < 4 * torch.finfo(torch.float32).eps
 
 
-@pytest.mark.parametrize("terms", [2, 3, 4, 5, 7, 20, 50])
-@pytest.mark.parametrize("shape", [(2, 5, 3), (2, 40, 4), (3, 4), (2, 2, 4, 6)])
+@pytest.mark.parametrize("terms", [2, 3, 5, 7, 50])
+@pytest.mark.parametrize("shape", [(2, 40, 4), (3, 4), (2, 2, 4, 6)])
 def test_the_pool_is_the_sum_between_its_features(shape: tuple[int, ...], terms: int) -> None:
     features = torch.rand(shape, dtype=torch.float64, requires_grad=True)
     x = features / (features.square().sum((-2, -1), keepdim=True) + 0.3).sqrt()
@@ -127,14 +117,14 @@ def test_the_pool_of_zeros_without_shift_is_zero() -> None:
 
 
 @pytest.mark.parametrize("shape", [(2, 6, 4), (1, 60, 7)])
-@pytest.mark.parametrize("scale", [1e-19, 1e-18, 1e-12, 1.0, 1e12, 1e15, 1e17, 3e17])
+@pytest.mark.parametrize("scale", [1e-19, 1e-12, 1e12, 3e17])
 def test_the_scale_of_the_features_does_not_matter(scale: float, shape: tuple[int, ...]) -> None:
     """The value is that of the features without their scale, the gradient is divided by it; no step overflows."""
     features = torch.rand(shape, dtype=torch.float64, requires_grad=True)
     scaled = (features.detach() * scale).float().requires_grad_()
     expected, found = geometric_pool(features, 0.0, 50), geometric_pool(scaled, 0.0, 50)
     torch.testing.assert_close(found.double(), expected, rtol=3e-5, atol=3e-6)
-    grad = torch.randn_like(expected) * 65536  # as a loss scaler would
+    grad = torch.randn_like(expected) * 65536  # like a loss scaler
     expected.backward(grad)
     found.backward(grad.float())
     assert features.grad is not None

@@ -1,4 +1,4 @@
-"""Many channels, as users have them: float32 against float64 of the same features, with no convention in between."""
+"""Many channels: float32 against float64 of the same features."""
 
 from __future__ import annotations
 
@@ -10,11 +10,9 @@ from torch import Tensor
 
 import powerpool as pp
 from tests.cases import exact_solvers
-from tests.contracts.solver import check_value
-from tests.oracles import gamma
 
-# Allowed error of value and gradient, relative in norm. Eigenvalues of a moment carry about 1e-6 of the largest in
-# float32; a square root makes of that what its slope does at the small ones.
+# Allowed error of value and gradient, relative in norm. Eigenvalues of a moment have an error of about 1e-6 of the
+# largest in float32, which the slope of a square root multiplies at the small ones.
 CURVES = [
     pytest.param(pp.Gamma(0.5), 2e-3, 5e-2, id="gamma-0.5"),
     pytest.param(pp.MaxExp(50), 1e-4, 1e-4, id="maxexp-50"),
@@ -41,10 +39,10 @@ def _error(found: Tensor, exact: Tensor) -> float:
     return float((found.double() - exact).norm() / exact.norm())
 
 
-@pytest.mark.parametrize("locations", [49, 220, 256, 300])
+@pytest.mark.parametrize("locations", [49, 300])
 @pytest.mark.parametrize("curve, near_value, near_gradient", CURVES)
 def test_float32_is_float64(curve: pp.Curve, near_value: float, near_gradient: float, locations: int) -> None:
-    features = _features(256, locations)
+    features = _features(192, locations)
     for solver in [*exact_solvers(curve), "gram"]:
         exact_value, exact_gradient = _run(features, curve, solver)
         value, gradient = _run(features.float(), curve, solver)
@@ -52,7 +50,7 @@ def test_float32_is_float64(curve: pp.Curve, near_value: float, near_gradient: f
         assert _error(gradient, exact_gradient) < near_gradient
 
 
-def test_small_eigenvalues_of_a_square_root_count() -> None:
+def test_small_eigenvalues_of_a_square_root_matter() -> None:
     """At 512 channels, dropping all eigenvalues below C ulp of the largest would cost 2 %."""
     features = _features(512, 512)
     exact, _ = _run(features, pp.Gamma(0.5), "eigen")
@@ -60,10 +58,10 @@ def test_small_eigenvalues_of_a_square_root_count() -> None:
         assert _error(_run(features.float(), pp.Gamma(0.5), solver)[0], exact) < 5e-3
 
 
-@pytest.mark.parametrize("scale", [1.0, 1e3, 1e6])
-@pytest.mark.parametrize("locations", [4, 30, 49, 60, 200])
+@pytest.mark.parametrize("scale", [1.0, 1e6])
+@pytest.mark.parametrize("locations", [4, 49, 60, 200])
 def test_steep_curves_of_large_features(locations: int, scale: float) -> None:
-    """AsinhE(10) of 1e6 large features has a slope of 1e13 at 0: nothing may leak out of the null space."""
+    """AsinhE(10) of features of 1e6 has a slope of 1e13 at 0, which must not amplify the null space."""
     features = scale * _features(64, locations)
     curve = pp.AsinhE(10.0)
     exact = pp.second_order_pool(features, curve, solver="gram" if locations < 64 else "eigen")
@@ -71,7 +69,7 @@ def test_steep_curves_of_large_features(locations: int, scale: float) -> None:
         assert _error(pp.second_order_pool(features.float(), curve, solver=solver), exact) < 2e-4
 
 
-@pytest.mark.parametrize("scale", [1.0, 1e3, 1e6])
+@pytest.mark.parametrize("scale", [1.0, 1e6])
 @pytest.mark.parametrize("make", [pp.AsinhE, lambda eta: pp.SigmE(eta, trace_normalize=False)], ids=["asinhe", "sigme"])
 def test_parameter_gradient_with_more_locations_than_channels(make: Any, scale: float) -> None:
     features = scale * torch.rand(8, 30, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -85,10 +83,3 @@ def test_parameter_gradient_with_more_locations_than_channels(make: Any, scale: 
     exact = gradient(torch.float64, "eigen")
     assert gradient(torch.float64, "gram") == pytest.approx(exact, rel=1e-6, abs=1e-8)
     assert gradient(torch.float32, "gram") == pytest.approx(exact, rel=1e-3, abs=1e-5)
-
-
-def test_the_battery_sees_a_tenth_of_a_percent() -> None:
-    """A wrong factor of 1.001 on the identity must not pass for round-off."""
-    identity = torch.eye(4, dtype=torch.float64)
-    with pytest.raises(AssertionError):
-        check_value(lambda m: 1.001 * pp.spectral(m, pp.Gamma(0.5)), identity, identity.float(), gamma(0.5))

@@ -1,4 +1,4 @@
-"""Newton-Schulz is approximate: the value where it has converged, the gradient against its own iteration."""
+"""Newton-Schulz is approximate: the value after convergence, the gradient against its own iteration."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
 import powerpool as pp
+from powerpool.errors import ArgumentError, NotPositiveError
 from powerpool.solvers import NewtonSchulz
 from tests.cases import FEATURES, MATRICES
 from tests.tolerances import tolerance
@@ -16,7 +17,7 @@ SQRT = pp.Gamma(0.5)
 
 
 def _reference_iteration(matrix: Tensor, iterations: int) -> Tensor:
-    """The coupled iteration as printed in the iSQRT-COV paper, left to autograd."""
+    """The coupled iteration of the iSQRT-COV paper, differentiated by autograd."""
     trace = matrix.diagonal(dim1=-2, dim2=-1).sum(-1)[..., None, None]
     identity = torch.eye(matrix.shape[-1], dtype=matrix.dtype).expand_as(matrix)
     y, z = matrix / trace, identity
@@ -51,12 +52,12 @@ def test_backward_is_that_of_the_iteration(iterations: int) -> None:
 @pytest.mark.parametrize("iterations", [1, 2, 5])
 def test_derivatives_of_both_orders(iterations: int) -> None:
     leaf = MATRICES["random"].clone().requires_grad_()
-    assert gradcheck(lambda m: pp.spectral(m, SQRT, NewtonSchulz(iterations)), (leaf,))
-    assert gradgradcheck(lambda m: pp.spectral(m, SQRT, NewtonSchulz(iterations)), (leaf,))
+    assert gradcheck(lambda m: pp.spectral(m, SQRT, NewtonSchulz(iterations)), (leaf,), fast_mode=True)
+    assert gradgradcheck(lambda m: pp.spectral(m, SQRT, NewtonSchulz(iterations)), (leaf,), fast_mode=True)
 
 
 def test_five_iterations_are_not_enough() -> None:
-    """The reason to prefer eigen: on ill-conditioned input the error is not small."""
+    """On ill-conditioned input the error is not small."""
     vectors = torch.linalg.qr(torch.randn(64, 64, generator=torch.Generator().manual_seed(0), dtype=torch.float64))[0]
     matrix = (vectors * torch.logspace(-3, 0, 64, dtype=torch.float64)) @ vectors.mT
     exact = pp.spectral(matrix, SQRT, "eigen")
@@ -89,24 +90,24 @@ def test_the_default_is_close_on_singular_moments(channels: int, locations: int)
     assert (found - exact).norm() / exact.norm() < 2e-3
 
 
-def test_divergence_is_refused_or_shows() -> None:
-    """Round-off in the null space grows by 1.5 an iteration; it must not end as an answer."""
+def test_divergence_is_an_error_or_nan() -> None:
+    """Round-off in the null space grows by 1.5 in each iteration, and must not be returned."""
     features = torch.randn(64, 8, generator=torch.Generator().manual_seed(0)).relu()
     matrix = features @ features.mT / 8
-    with pytest.raises(ValueError, match=r"diverged in 60 iterations.*fewer iterations.*eigen"):
+    with pytest.raises(NotPositiveError, match="60 iterations"):
         pp.spectral(matrix, SQRT, NewtonSchulz(60))
-    with pytest.raises(ValueError, match=r"diverged in 60 iterations"):
+    with pytest.raises(NotPositiveError, match="60 iterations"):
         pp.second_order_pool(features, SQRT, solver=NewtonSchulz(60))
     assert torch.isnan(pp.spectral(matrix, SQRT, NewtonSchulz(60), check=False)).all()
 
 
-@pytest.mark.parametrize("iterations", range(16, 40, 2))
-def test_what_is_returned_is_close_or_nan(iterations: int) -> None:
-    """Divergence is finite for a while: also then it must not pass for an answer."""
+def test_the_result_is_close_or_nan() -> None:
+    """A diverging iteration is finite for a while, and must not be returned then either."""
     features = torch.rand(64, 20, generator=torch.Generator().manual_seed(0))
     exact = pp.second_order_pool(features.double(), SQRT, solver="gram")
-    found = pp.second_order_pool(features, SQRT, solver=NewtonSchulz(iterations), check=False)
-    assert torch.isnan(found).all() or (found - exact).norm() / exact.norm() < 0.1
+    for iterations in range(16, 40, 2):
+        found = pp.second_order_pool(features, SQRT, solver=NewtonSchulz(iterations), check=False)
+        assert torch.isnan(found).all() or (found - exact).norm() / exact.norm() < 0.1
 
 
 def test_rank_deficient_gradients_are_finite() -> None:
@@ -115,12 +116,8 @@ def test_rank_deficient_gradients_are_finite() -> None:
     assert torch.isfinite(grad).all()
 
 
-@pytest.mark.parametrize("curve", [pp.Gamma(0.25), pp.MaxExp(50), pp.Gamma(torch.nn.Parameter(torch.tensor(0.5)))])
-def test_other_curves_are_refused(curve: pp.Curve) -> None:
-    with pytest.raises(ValueError, match=r"square root only.*eigen"):
-        pp.spectral(torch.eye(3), curve, "newton_schulz")
-
-
-def test_iterations_are_at_least_one() -> None:
-    with pytest.raises(ValueError, match=r"iterations >= 1 \(got 0\)"):
+def test_bad_arguments() -> None:
+    with pytest.raises(ArgumentError, match="newton_schulz"):
+        pp.spectral(torch.eye(3), pp.Gamma(torch.nn.Parameter(torch.tensor(0.5))), "newton_schulz")
+    with pytest.raises(ArgumentError, match="got 0"):
         NewtonSchulz(0)

@@ -122,8 +122,8 @@ def sets_of(module: nn.Module, arguments: tuple[Any, ...], options: Mapping[str,
     def argument(place: int, name: str) -> Any:
         return arguments[place] if place < len(arguments) else options.get(name)
 
-    if isinstance(module, (SecondOrderPool2d, SecondOrderFactor2d)):
-        features, grid = module._features(argument(0, "maps"))
+    if isinstance(module, (SecondOrderPool2d, SecondOrderFactor2d, FirstOrderPool2d)):
+        features, grid = module.feature_sets(argument(0, "maps"))
         yield from (FeatureSet(one, grid) for one in _flatten_batch(features))
     elif isinstance(module, RelationDescriptor):
         yield from _relation_sets(module, argument(0, "support"), argument(1, "query"), argument(2, "coordinates"))
@@ -151,16 +151,13 @@ def _relation_sets(
 
 
 def _plain_sets(module: nn.Module, given: Any) -> Iterator[FeatureSet]:
-    # FirstOrderPool2d takes (*, C, H, W): three dimensions are one map there, and a batch of sets elsewhere.
-    takes_maps = isinstance(module, FirstOrderPool2d)
-    most = sys.maxsize if takes_maps else 4
-    if not isinstance(given, Tensor) or not given.is_floating_point() or not 3 <= given.ndim <= most:
+    if not isinstance(given, Tensor) or not given.is_floating_point() or not 3 <= given.ndim <= 4:
         what = f"{given.dtype} of shape {tuple(given.shape)}" if isinstance(given, Tensor) else type(given).__name__
         raise ShapeError(
             f"{type(module).__name__} got {what} instead of floating-point maps (B, C, H, W) or sets (B, C, N). Name "
             "another module with pool=."
         )
-    yield from (FeatureSet(one) for one in (_flatten_batch(given.flatten(-2)) if takes_maps else given.flatten(2)))
+    yield from (FeatureSet(one) for one in given.flatten(2))
 
 
 def _flatten_batch(sets: Tensor) -> Tensor:  # shape: (*, C, N) -> (S, C, N)

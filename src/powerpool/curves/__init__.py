@@ -1,4 +1,4 @@
-"""Scalar power normalizations: what is done to an entry or an eigenvalue. One file each."""
+"""Scalar power normalizations of an entry or an eigenvalue, one file per curve."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ __all__ = [
 
 
 def resolve(curve: str | Curve, **options: Any) -> Curve:
-    """The curve of that name, built with ``options``; a curve is returned as it is.
+    """Build the curve of that name with ``options``; an existing curve is returned unchanged.
 
-    Names are those of :data:`CURVES`; case, ``-`` and ``_`` do not matter.
+    Names are the keys of :data:`CURVES`; case, ``-`` and ``_`` are ignored.
 
     Example:
         >>> from powerpool import curves
@@ -57,10 +57,10 @@ def resolve(curve: str | Curve, **options: Any) -> Curve:
     """
     if isinstance(curve, Curve):
         if options:
-            raise ArgumentError(f"Options {sorted(options)} need a curve's name; got the finished curve {curve}.")
+            raise ArgumentError(f"Options {sorted(options)} need the name of a curve (got the curve {curve}).")
         return curve
     if not isinstance(curve, str):
-        raise DTypeError(f"A curve is a powerpool curve or its name (got {type(curve).__name__}).")
+        raise DTypeError(f"curve must be a powerpool curve or its name (got {type(curve).__name__}).")
     key = curve.lower().replace("-", "").replace("_", "")
     by_key = {name.replace("_", ""): name for name in CURVES}
     if key not in by_key:

@@ -9,28 +9,28 @@ from torch import Tensor
 
 from powerpool.curves.base import Parameter
 
-# Below this a quotient such as expm1(x)/x is its limit to the last digit in float64, and its parts may be subnormal.
+# Below this bound a quotient such as expm1(x)/x equals its limit in float64, and its parts may be subnormal.
 TINY = 1e-30
 
 
 def complement_power(d: Tensor, exponent: Parameter) -> Tensor:
-    r""":math:`(1-d)^e` for :math:`0 \le d \le 1`, to an ulp or two however small the result."""
-    # exp(e log1p(-d)) would be off by e log(1-d) ulps, and its own derivative NaN at d = 1. What 1 - d rounds away
-    # is known exactly; it comes back as a factor.
+    r"""Compute :math:`(1-d)^e` for :math:`0 \le d \le 1` to an ulp or two, however small the result."""
+    # exp(e log1p(-d)) has an error of e log(1-d) ulps, and its derivative is NaN at d = 1. The part that 1 - d rounds
+    # away is known exactly and is restored as a factor.
     rest = 1 - d
     lost = (1 - rest) - d
     return torch.pow(rest, exponent) * torch.exp(exponent * safe_divide(lost, rest))
 
 
 def complement_quotient(d: Tensor, exponent: Parameter) -> Tensor:
-    r""":math:`(1-(1-d)^e)/d` for :math:`0 \le d \le 1`, and its limit :math:`e` at 0."""
+    r"""Compute :math:`(1-(1-d)^e)/d` for :math:`0 \le d \le 1`, with its limit :math:`e` at 0."""
     small = d < TINY
     safe = torch.where(small, 0.5, d)
     return torch.where(small, exponent, -torch.expm1(exponent * torch.log1p(-safe)) / safe)
 
 
 def safe_divide(numerator: Tensor, denominator: Tensor) -> Tensor:
-    """The quotient, and 0 where the denominator is 0."""
+    """Return the quotient, and 0 where the denominator is 0."""
     zero = denominator == 0
     return torch.where(zero, 0.0, numerator / torch.where(zero, 1.0, denominator))
 
@@ -38,9 +38,9 @@ def safe_divide(numerator: Tensor, denominator: Tensor) -> Tensor:
 def odd_divided_difference(
     a: Tensor, b: Tensor, magnitude: Callable[[Tensor], Tensor], same_sign: Callable[[Tensor, Tensor], Tensor]
 ) -> Tensor:
-    """The divided difference of an odd curve, from its values and its divided difference on p >= 0.
+    """Compute the divided difference of an odd curve from its values and its divided difference on p >= 0.
 
-    Points of opposite sign never cancel: ``(g(|a|) + g(|b|)) / (|a| + |b|)``.
+    For points of opposite sign there is no cancellation: ``(g(|a|) + g(|b|)) / (|a| + |b|)``.
     """
     opposite = ((a > 0) & (b < 0)) | ((a < 0) & (b > 0))
     x, y = a.abs(), b.abs()

@@ -10,11 +10,11 @@ from powerpool.curves.base import Curve, Parameter
 
 
 def _hypot1(x: Tensor) -> Tensor:
-    return torch.hypot(x, torch.ones_like(x))  # sqrt(1 + x^2) that does not overflow
+    return torch.hypot(x, torch.ones_like(x))  # sqrt(1 + x^2) without overflow
 
 
 def _asinh_quotient(x: Tensor) -> Tensor:
-    """asinh(x)/x, and 1 at 0."""
+    """Compute asinh(x)/x, with 1 at 0."""
     small = x.abs() < TINY
     safe = torch.where(small, 1.0, x)
     return torch.where(small, 1.0, torch.asinh(safe) / safe)
@@ -27,7 +27,8 @@ class AsinhE(Curve):
               g'(p) = \frac{\gamma'}{\sqrt{1+\gamma'^2 p^2}}, \qquad p \in \mathbb{R},\ \gamma' > 0
 
     The slope at 0 is :math:`\gamma'` (the paper's Table 1 prints the slope at 1). Matrices are not divided by their
-    trace; spectrally it also takes indefinite symmetric matrices. A tensor ``gamma`` acts as at least ``1e-6``.
+    trace. The spectral form also accepts indefinite symmetric matrices. A tensor ``gamma`` is clamped to at least
+    ``1e-6``.
 
     Example:
         >>> import torch, powerpool as pp

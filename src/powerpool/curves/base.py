@@ -1,7 +1,7 @@
-r"""What every curve is: a scalar function :math:`g(p)` with one parameter, its derivative, its domain.
+r"""The base class of curves: a scalar function :math:`g(p)` with one parameter, its derivative and its domain.
 
-A curve knows nothing of matrices. It offers what the solvers need: the ratio :math:`g(\lambda)/\lambda`, the divided
-difference :math:`(g(a)-g(b))/(a-b)` without cancellation, and, where there is one, its form as an integer power.
+A curve does not depend on matrices. For the solvers it has the ratio :math:`g(\lambda)/\lambda`, the divided difference
+:math:`(g(a)-g(b))/(a-b)` without cancellation, and, if one exists, its form as an integer power.
 """
 
 from __future__ import annotations
@@ -17,17 +17,16 @@ from torch import Tensor, nn
 
 from powerpool.checks import require_floating
 from powerpool.errors import ArgumentError
-from powerpool.linalg.precision import at_least_float32
 
 Parameter: TypeAlias = float | Tensor
-"""A curve's parameter: a Python number, or a tensor (an ``nn.Parameter`` if it is to be learnt)."""
+"""The parameter of a curve: a Python number, or a tensor (an ``nn.Parameter`` to learn it)."""
 
 
 @dataclass(frozen=True)
 class IntegerPower:
-    r"""A curve as a matrix power, which products of matrices evaluate without eigenvalues.
+    r"""A curve as a matrix power, which matrix products evaluate without eigenvalues.
 
-    ``scale * (1 - (1 - p)**exponent)`` where ``complement``, else ``scale * p**exponent``.
+    ``scale * (1 - (1 - p)**exponent)`` if ``complement``, else ``scale * p**exponent``.
     """
 
     exponent: int
@@ -36,14 +35,14 @@ class IntegerPower:
 
 
 LARGEST = 1e30
-"""Parameters stay below this: float32 holds them and their products with any p in [0, 1]."""
+"""Upper bound of parameters: float32 holds them and their products with any p in [0, 1]."""
 
 LARGEST_POWER = 2**20
-"""Exponents up to this are evaluated as chains of products; nothing that large was ever asked for."""
+"""Largest exponent that is evaluated as a chain of products."""
 
 
 def whole_number(parameter: Parameter) -> int | None:
-    """The parameter as the exponent of a chain of products, or None where it is no whole number, or a tensor."""
+    """Return the parameter as the exponent of a chain of products; None for a tensor or a fraction."""
     if isinstance(parameter, Tensor) or parameter != int(parameter) or parameter > LARGEST_POWER:
         return None
     return int(parameter)
@@ -60,12 +59,12 @@ class Curve(nn.Module, ABC):
     """
 
     domain: ClassVar[tuple[float, float]]
-    """Where the curve is defined, ends included."""
+    """The closed interval on which the curve is defined."""
     parameter_name: ClassVar[str]
     adds_eps: ClassVar[bool] = False
-    """Whether the element-wise form adds ``eps`` to every entry, to bound the slope at 0."""
+    """Whether the element-wise form adds ``eps`` to every entry, which bounds the slope at 0."""
     minimum: ClassVar[float]
-    """The smallest value a tensor parameter takes: training cannot push the effective value below it."""
+    """The smallest effective value of a tensor parameter: training cannot push it lower."""
 
     def __init__(self, parameter: Parameter, trace_normalize: bool) -> None:
         super().__init__()
@@ -83,11 +82,11 @@ class Curve(nn.Module, ABC):
             else:
                 self.register_buffer(name, parameter)
         else:
-            # numbers.Real has NumPy's scalars too; they become Python's, which torch.compile can guard on.
+            # numbers.Real includes NumPy scalars; they are converted because torch.compile guards on Python numbers.
             number_like: Any = parameter
             if isinstance(number_like, bool) or not isinstance(number_like, numbers.Real):
                 raise ArgumentError(
-                    f"{type(self).__name__} needs {name} as a number or a tensor (got {type(number_like).__name__})."
+                    f"{type(self).__name__} needs a number or a tensor for {name} (got {type(number_like).__name__})."
                 )
             number = int(number_like) if isinstance(number_like, numbers.Integral) else float(number_like)
             if not self._is_allowed(number) or not number < LARGEST:
@@ -96,47 +95,47 @@ class Curve(nn.Module, ABC):
 
     @property
     def parameter(self) -> Parameter:
-        """The number, or the tensor kept at or above :attr:`minimum`."""
+        """The number, or the tensor clamped to at least :attr:`minimum`."""
         parameter: Parameter = getattr(self, self.parameter_name)
         return _AtLeast.apply(parameter, self.minimum) if isinstance(parameter, Tensor) else parameter
 
     @property
     def is_learnable(self) -> bool:
-        """Whether the parameter is a tensor, and so may receive a gradient."""
+        """Whether the parameter is a tensor, which may receive a gradient."""
         return isinstance(getattr(self, self.parameter_name), Tensor)
 
     @property
     def has_infinite_slope(self) -> bool:
-        r"""Whether :math:`g'(0) = \infty`: then the null space of a matrix is dropped and gets no gradient."""
+        r"""Whether :math:`g'(0) = \infty`: then the null space of a matrix is dropped and receives no gradient."""
         return False
 
     def integer_power(self) -> IntegerPower | None:
-        """The curve as an integer power of a matrix, or ``None`` where it is not one."""
+        """Return the curve as an integer power of a matrix, or ``None`` if it is not one."""
         return None
 
     def value(self, p: Tensor) -> Tensor:  # shape: (*any) -> (*any)
-        r""":math:`g(p)`, differentiable in ``p`` and in a tensor parameter; double backward is right."""
+        r"""Compute :math:`g(p)`, differentiable twice in ``p`` and in a tensor parameter."""
         return self._evaluate(p, _Value.apply)
 
     def derivative(self, p: Tensor) -> Tensor:  # shape: (*any) -> (*any)
-        r""":math:`g'(p)`, the formula itself: infinite where the slope is."""
+        r"""Compute :math:`g'(p)`, which may be infinite at 0."""
         return self._evaluate(p, lambda q, theta, curve: curve._derivative(q, theta))
 
     def ratio(self, p: Tensor) -> Tensor:  # shape: (*any) -> (*any)
-        r""":math:`g(p)/p` without cancellation; :math:`g'(0)` at 0 where that is finite, else 0."""
+        r"""Compute :math:`g(p)/p` without cancellation; at 0 :math:`g'(0)` if that is finite, else 0."""
         return self._evaluate(p, lambda q, theta, curve: curve._ratio(q, theta))
 
     def divided_difference(self, a: Tensor, b: Tensor) -> Tensor:  # shape: broadcast of a and b
-        r""":math:`(g(a)-g(b))/(a-b)`, and :math:`g'(a)` on ties, with no digits lost in between.
+        r"""Compute :math:`(g(a)-g(b))/(a-b)` without cancellation, and :math:`g'(a)` on ties.
 
-        Where :math:`g'(0)` is infinite the value at ``a = b = 0`` is defined as 0.
+        If :math:`g'(0)` is infinite, the value at ``a = b = 0`` is defined as 0.
         """
         a, b = torch.broadcast_tensors(a, b)
         return self._evaluate(a, lambda q, theta, curve: curve._divided_difference(q, b.to(q.dtype), theta))
 
     def into_domain(self, p: Tensor, dims: tuple[int, ...], round_off: float) -> Tensor:  # shape: (*any) -> (*any)
-        """``p`` where it is in the domain; its end where ``round_off``, relative to the largest over ``dims``, put it
-        outside; NaN further out, so that it cannot pass for an answer where checks are off."""
+        """Move ``p`` into the domain if it is outside by no more than ``round_off``, relative to the largest value over
+        ``dims``; points further outside become NaN."""
         low, high = self.domain
         if math.isinf(low) and math.isinf(high):
             return p
@@ -145,18 +144,18 @@ class Curve(nn.Module, ABC):
         return torch.where(outside, torch.nan, p.clamp(min=low, max=high))
 
     def forward(self, p: Tensor) -> Tensor:
-        """The same as :meth:`value`, so that a curve can stand in ``nn.Sequential``."""
+        """Compute :meth:`value`, so that a curve can be used in ``nn.Sequential``."""
         return self.value(p)
 
     def extra_repr(self) -> str:
-        """The parameter, and whether it is learnt."""
+        """Show the parameter and whether it is learnable."""
         given = getattr(self, self.parameter_name)
         if not isinstance(given, Tensor):
             return f"{self.parameter_name}={given}"
         shown = f"{given.item():.6g}" if given.numel() == 1 else f"shape {tuple(given.shape)}"
         return f"{self.parameter_name}={shown} ({'learnable' if given.requires_grad else 'tensor'})"
 
-    # Formulas, each of the point and the parameter. `theta` is a number, or a tensor that broadcasts against the point.
+    # Formulas of the point and the parameter. `theta` is a number, or a tensor that broadcasts against the point.
 
     @abstractmethod
     def _value(self, p: Tensor, theta: Parameter) -> Tensor: ...
@@ -166,7 +165,7 @@ class Curve(nn.Module, ABC):
 
     @abstractmethod
     def _parameter_derivative(self, p: Tensor, theta: Parameter) -> Tensor:
-        """The derivative of the value with respect to the parameter."""
+        """Return the derivative of the value with respect to the parameter."""
 
     @abstractmethod
     def _ratio(self, p: Tensor, theta: Parameter) -> Tensor: ...
@@ -175,7 +174,7 @@ class Curve(nn.Module, ABC):
     def _divided_difference(self, a: Tensor, b: Tensor, theta: Parameter) -> Tensor: ...
 
     def _slope(self, p: Tensor, theta: Parameter) -> Tensor:
-        """The derivative as backward uses it: finite everywhere in the domain."""
+        """Return the derivative for backward: finite everywhere in the domain."""
         return self._derivative(p, theta)
 
     def _is_allowed(self, number: float) -> bool:
@@ -183,23 +182,23 @@ class Curve(nn.Module, ABC):
 
     def _range_message(self, given: float) -> str:
         return (
-            f"{type(self).__name__} needs a finite {self.parameter_name} > 0, as a tensor at least {self.minimum:g} "
+            f"{type(self).__name__} needs a finite {self.parameter_name} > 0, or >= {self.minimum:g} in a tensor "
             f"(got {given})."
         )
 
     def _evaluate(self, p: Tensor, formula: Any) -> Tensor:
         require_floating(p, "p")
-        q = at_least_float32(p)
+        q = p.to(torch.promote_types(p.dtype, torch.float32))
         return formula(q, self.parameter_like(q), self).to(p.dtype)
 
     def parameter_like(self, p: Tensor) -> Parameter:
-        """The parameter, as a tensor of ``p``'s dtype where it is a tensor."""
+        """Return the parameter; a tensor is cast to the dtype of ``p``."""
         theta = self.parameter
         return theta.to(p.dtype) if isinstance(theta, Tensor) else theta
 
 
 class _Value(torch.autograd.Function):
-    """g(p) with g' and dg/dtheta written out: autograd through g gives 0 * inf = NaN at the ends of the domain."""
+    """g(p) with explicit g' and dg/dtheta: autograd through g gives 0 * inf = NaN at the ends of the domain."""
 
     generate_vmap_rule = True
 
@@ -216,7 +215,7 @@ class _Value(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
-        # Only inputs are saved, so with create_graph=True these formulas are differentiated by autograd, rightly.
+        # Only inputs are saved, so with create_graph=True autograd differentiates these formulas correctly.
         p, theta = ctx.saved_tensors
         parameter = ctx.number if theta is None else theta
         grad_p = grad * ctx.curve._slope(p, parameter) if ctx.needs_input_grad[0] else None
@@ -227,7 +226,7 @@ class _Value(torch.autograd.Function):
 
 
 class _AtLeast(torch.autograd.Function):
-    """Clamp from below. Below the bound a gradient passes if descent along it leads back: the value is never stuck."""
+    """Clamp from below. Below the bound only a gradient whose descent leads back passes, so no value gets stuck."""
 
     generate_vmap_rule = True
 

@@ -1,4 +1,4 @@
-"""FAHDP: HDP at the price of MaxExp."""
+"""FAHDP: an approximation of HDP at the cost of MaxExp."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from powerpool.errors import require_choice
 Rounding = Literal["identity", "round", "ceil"]
 ROUNDINGS = ("identity", "round", "ceil")
 
-# Their formulas, evaluated at FAHDP's own exponent.
+# Provide the formulas, which are evaluated at the exponent of FAHDP.
 _MAXEXP, _GAMMA = MaxExp(1), Gamma(1)
 
 
@@ -30,9 +30,9 @@ class FAHDP(Curve):
     .. math:: \tilde\eta(t) = \tfrac12 + \sqrt{\tfrac14 + \Bigl(\frac{1}{t(e-1)} - \frac1e\Bigr)^2}
 
     The rounding :math:`h` is ``"identity"``, ``"round"``, or ``"ceil"`` (upwards for t < 1, downwards for t >= 1). A
-    rounded exponent makes the spectral form a chain of matrix products; it is also piecewise constant, so a tensor
-    ``t`` then receives its gradient through :math:`e^{-t}` alone: zero through the exponent. Creating such a curve with
-    a learnable ``t`` warns. Matrices are divided by their trace first. A tensor ``t`` acts as at least ``1e-6``.
+    rounded exponent makes the spectral form a chain of matrix products. It is also piecewise constant, so a tensor
+    ``t`` then receives a gradient through :math:`e^{-t}` only, and a learnable ``t`` gives a warning. Matrices are
+    divided by their trace first. A tensor ``t`` is clamped to at least ``1e-6``.
 
     Example:
         >>> import torch, powerpool as pp
@@ -51,35 +51,35 @@ class FAHDP(Curve):
         self.rounding = rounding
         if rounding != "identity" and isinstance(t, Tensor) and t.requires_grad:
             warnings.warn(
-                f"FAHDP with rounding={rounding!r} has zero gradient through its exponent: t learns through exp(-t) "
-                'alone. Pass rounding="identity" for the exact gradient.',
+                f"FAHDP with rounding={rounding!r} has zero gradient through its exponent: t is learnt through exp(-t) "
+                'only. Pass rounding="identity" for the exact gradient.',
                 UserWarning,
                 stacklevel=2,
             )
 
     def extra_repr(self) -> str:
-        """The parameter, the rounding and the exponent that it leads to."""
+        """Show the parameter, the rounding and the resulting exponent."""
         shown = f"{super().extra_repr()}, rounding={self.rounding!r}"
         return shown if self.is_learnable else f"{shown}, exponent={self.exponent(self.t):.6g}"
 
     def integer_power(self) -> IntegerPower | None:
-        """The scaled MaxExp or Gamma, where the exponent is a whole number."""
+        """Return the scaled MaxExp or Gamma if the exponent is a whole number."""
         if isinstance(self.t, Tensor):
             return None
         exponent = whole_number(self.exponent(self.t))
         return None if exponent is None else IntegerPower(exponent, self.t < 1, scale=math.exp(-self.t))
 
     def exponent(self, t: Parameter) -> Parameter:
-        r"""The exponent :math:`h(\tilde\eta(t))`, or :math:`h(t)` for :math:`t \ge 1`."""
+        r"""Return the exponent :math:`h(\tilde\eta(t))`, or :math:`h(t)` for :math:`t \ge 1`."""
         if isinstance(t, Tensor):
             return torch.where(t < 1, self._round(_eta(t), torch.ceil), self._round(t.clamp(min=1.0), torch.floor))
         return self._round(_eta(t), _ceil) if t < 1 else self._round(t, _floor)
 
     def _is_allowed(self, number: float) -> bool:
-        return number >= 1e-18  # below that the exponent, about 0.6/t, leaves 64 bits
+        return number >= 1e-18  # below this the exponent, about 0.6/t, exceeds 64 bits
 
     def _range_message(self, given: float) -> str:
-        return f"FAHDP needs a finite t > 0, at least 1e-18, as a tensor at least {self.minimum:g} (got {given})."
+        return f"FAHDP needs a finite t >= 1e-18, or >= {self.minimum:g} in a tensor (got {given})."
 
     def _round(self, exponent: Any, towards_hdp: Callable[[Any], Any]) -> Any:
         if self.rounding == "identity":
@@ -104,7 +104,7 @@ class FAHDP(Curve):
         return self._select("_divided_difference", theta, a, b)
 
     def _parameter_derivative(self, p: Tensor, theta: Parameter) -> Tensor:
-        # Not _value: autograd through that formula is NaN at p = 1.
+        # Not _value: autograd through its formula gives NaN at p = 1.
         through_scale = -_Value.apply(p, theta, self)
         if self.rounding != "identity":
             return through_scale
@@ -112,21 +112,21 @@ class FAHDP(Curve):
         return through_scale + self._select("_parameter_derivative", theta, p) * _exponent_slope(t)
 
     def _select(self, formula: str, theta: Parameter, *points: Tensor) -> Tensor:
-        """The scaled formula of MaxExp for t < 1, of Gamma for t >= 1; a tensor t evaluates both and reads no value."""
+        """Scale the formula of MaxExp (t < 1) or Gamma (t >= 1); a tensor t evaluates both, so no value is read."""
         exponent = self.exponent(theta)
         maxexp, gamma = getattr(_MAXEXP, formula), getattr(_GAMMA, formula)
         if not isinstance(theta, Tensor):
             scaled: Tensor = math.exp(-theta) * (maxexp if theta < 1 else gamma)(*points, exponent)
             return scaled
         short = theta < 1
-        # The formula that is not selected sees a harmless point: its slope may be infinite at the given one.
+        # The formula that is not selected gets a harmless point: its slope may be infinite at the given one.
         at_short = (torch.where(short, p, 0.5) for p in points)
         at_long = (torch.where(short, 0.5, p) for p in points)
         return torch.exp(-theta) * torch.where(short, maxexp(*at_short, exponent), gamma(*at_long, exponent))
 
 
 def _ceil(number: float) -> float:
-    return float(math.ceil(number))  # a float: torch takes no integer beyond 64 bits
+    return float(math.ceil(number))  # a float: torch accepts no integer beyond 64 bits
 
 
 def _floor(number: float) -> float:
@@ -141,7 +141,7 @@ def _eta(t: Any) -> Any:
 
 
 def _exponent_slope(t: Tensor) -> Tensor:
-    """The derivative of the unrounded exponent with respect to t: of eta~(t) below 1, of t itself above."""
+    """Return the derivative of the unrounded exponent with respect to t: of eta~(t) below 1, of t above."""
     inner = 1 / (t * (math.e - 1)) - 1 / math.e
     slow = -inner / (torch.sqrt(0.25 + inner.square()) * t.square() * (math.e - 1))
     return torch.where(t < 1, slow, 1.0)

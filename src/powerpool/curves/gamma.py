@@ -10,13 +10,13 @@ from powerpool.curves.base import Curve, IntegerPower, Parameter, whole_number
 
 
 class Gamma(Curve):
-    r"""A power; the matrix square root where :math:`\gamma = 1/2` (Eq. my_gamma1 of the paper).
+    r"""A power; the matrix square root for :math:`\gamma = 1/2` (Eq. my_gamma1 of the paper).
 
     .. math:: g(p) = p^{\gamma}, \qquad g'(p) = \gamma p^{\gamma-1}, \qquad p \ge 0,\ \gamma > 0
 
-    Matrices are not divided by their trace. Element-wise the library evaluates :math:`(p+\varepsilon)^\gamma`.
-    With :math:`\gamma < 1` the slope at 0 is infinite; there the library *defines* the gradient as 0: an exactly zero
-    entry, or the null space of a matrix, stays where it is. A tensor ``gamma`` acts as at least ``1e-6``.
+    Matrices are not divided by their trace. The element-wise form is :math:`(p+\varepsilon)^\gamma`. For
+    :math:`\gamma < 1` the slope at 0 is infinite, and the gradient there is *defined* as 0: for entries that are
+    exactly 0, and for the null space of a matrix. A tensor ``gamma`` is clamped to at least ``1e-6``.
 
     Example:
         >>> import torch, powerpool as pp
@@ -35,11 +35,11 @@ class Gamma(Curve):
 
     @property
     def has_infinite_slope(self) -> bool:
-        """True where gamma < 1; a tensor gamma may become so in training and always counts as such."""
+        """True for gamma < 1, and for a tensor gamma, which training may push below 1."""
         return isinstance(self.gamma, Tensor) or self.gamma < 1
 
     def integer_power(self) -> IntegerPower | None:
-        """Itself, where gamma is a whole number."""
+        """Return the curve itself if gamma is a whole number."""
         exponent = whole_number(self.gamma)
         return None if exponent is None or exponent < 1 else IntegerPower(exponent, complement=False)
 
@@ -50,7 +50,7 @@ class Gamma(Curve):
         return theta * torch.pow(p, theta - 1)
 
     def _parameter_derivative(self, p: Tensor, theta: Parameter) -> Tensor:
-        # p^gamma log(p), and 0 at p = 0; xlogy gives that too, but NaN as its own derivative there.
+        # p^gamma log(p), and 0 at p = 0; xlogy gives the same value, but its derivative there is NaN.
         positive = torch.where(p == 0, 1.0, p)
         return torch.pow(positive, theta) * torch.log(positive)
 
@@ -58,14 +58,14 @@ class Gamma(Curve):
         return theta * self._ratio(p, theta)
 
     def _ratio(self, p: Tensor, theta: Parameter) -> Tensor:
-        # 0**(gamma-1) is 0 by convention where it is infinite (gamma < 1), and so is its derivative where that is
-        # infinite (1 < gamma < 2); 0**0 = 1.
+        # 0**(gamma-1) is defined as 0 if it is infinite (gamma < 1), and so is its derivative if that is infinite
+        # (1 < gamma < 2); 0**0 = 1.
         singular = (p == 0) & ((theta < 2) & (theta != 1))
         return torch.where(singular, 0.0, torch.pow(torch.where(singular, 1.0, p), theta - 1))
 
     def _divided_difference(self, a: Tensor, b: Tensor, theta: Parameter) -> Tensor:
-        # high^gamma - low^gamma = high^gamma (1 - r^gamma), r = low/high. Near a tie 1 - r has the digits that r lost;
-        # far apart r has those that 1 - r lost, and a small gamma needs them: (1e-20)^0.1 is 0.01.
+        # high^gamma - low^gamma = high^gamma (1 - r^gamma), r = low/high. Near a tie 1 - r is accurate and r is not;
+        # far apart r is accurate and 1 - r is not, which a small gamma needs: (1e-20)^0.1 is 0.01.
         high, low = torch.maximum(a, b), torch.minimum(a, b)
         gap = safe_divide(high - low, high)
         log_ratio = torch.where(gap < 0.5, torch.log1p(-gap), torch.log(safe_divide(low, high)))

@@ -10,14 +10,14 @@ from powerpool.curves.base import Curve, Parameter
 
 
 class HDP(Curve):
-    r"""Heat diffusion run backwards in time, flat at 0.
+    r"""Heat diffusion reversed in time, flat at 0.
 
     .. math:: g(p) = e^{-t/p}, \qquad g'(p) = \frac{t}{p^2} e^{-t/p}, \qquad
               g(p) = g'(p) = 0 \text{ for } p \le 0, \qquad t > 0
 
     Matrices are divided by their trace first, so that eigenvalues lie in [0, 1]. On the null space of a matrix the
-    spectral form is 0 (the paper's closed form :math:`\exp(-t M^+)` would be the identity there). A tensor ``t`` acts
-    as at least ``1e-6``.
+    spectral form is 0 (the paper's closed form :math:`\exp(-t M^+)` is the identity there). A tensor ``t`` is clamped
+    to at least ``1e-6``.
 
     Example:
         >>> import torch, powerpool as pp
@@ -44,7 +44,7 @@ class HDP(Curve):
         return -self._ratio(p, theta)
 
     def _ratio(self, p: Tensor, theta: Parameter) -> Tensor:
-        # e^-q in two halves here and below: it may be subnormal, with few digits, where e^-q / p is not.
+        # e^-q in two halves here and below: it may be subnormal, with few digits, when e^-q / p is not.
         root = torch.exp(-_exponent(p, theta) / 2)
         return safe_divide(root, p) * root
 
@@ -60,6 +60,6 @@ class HDP(Curve):
 
 
 def _exponent(p: Tensor, theta: Parameter) -> Tensor:
-    """t/p, at most 1e4, where e^-x is 0 in every dtype: so that x e^-x is 0, not inf * 0, as p falls to 0."""
-    vanishing = 1e4 * p <= theta  # not its opposite: NaN is to stay NaN
+    """Return t/p, at most 1e4, where e^-x is 0 in every dtype: x e^-x is then 0 for p -> 0 instead of inf * 0."""
+    vanishing = 1e4 * p <= theta  # not the opposite comparison: NaN must stay NaN
     return torch.where(vanishing, 1e4, theta / torch.where(vanishing, 1.0, p))

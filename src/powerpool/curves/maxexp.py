@@ -15,7 +15,7 @@ class MaxExp(Curve):
     .. math:: g(p) = 1 - (1-p)^{\eta}, \qquad g'(p) = \eta (1-p)^{\eta-1}, \qquad p \in [0, 1],\ \eta \ge 1
 
     Matrices are divided by their trace first. With an integer ``eta`` the spectral form needs only matrix products
-    ("MaxExp(F)"). A tensor ``eta`` that training pushes below 1 acts as 1.
+    ("MaxExp(F)"). A tensor ``eta`` is clamped to at least 1.
 
     Example:
         >>> import torch, powerpool as pp
@@ -32,7 +32,7 @@ class MaxExp(Curve):
         super().__init__(eta, trace_normalize=True)
 
     def integer_power(self) -> IntegerPower | None:
-        """Itself, where eta is a whole number."""
+        """Return the curve itself if eta is a whole number."""
         exponent = whole_number(self.eta)
         return None if exponent is None else IntegerPower(exponent, complement=True)
 
@@ -62,5 +62,5 @@ class MaxExp(Curve):
     def _range_message(self, given: float) -> str:
         return (
             f"{type(self).__name__} needs a finite eta >= 1 (got {given}): eta counts draws, eta = 1 is the identity. "
-            "For a convex curve take Gamma with gamma > 1."
+            "For a convex curve use Gamma with gamma > 1."
         )

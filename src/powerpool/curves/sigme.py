@@ -1,4 +1,4 @@
-"""SigmE: the logistic curve, a smooth stand-in for SignedMaxExp."""
+"""SigmE: the logistic curve, a smooth approximation of SignedMaxExp."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from powerpool.curves.base import Curve, Parameter
 
 
 def _sech_squared(x: Tensor) -> Tensor:
-    decay = torch.exp(-2 * x.abs())  # cosh would overflow; this underflows to the right answer, 0
+    decay = torch.exp(-2 * x.abs())  # cosh would overflow; this underflows to 0, the correct value
     return 4 * decay / (1 + decay).square()
 
 
@@ -20,8 +20,8 @@ class SigmE(Curve):
     .. math:: g(p) = \frac{2}{1+e^{-\eta' p}} - 1 = \tanh(\eta' p/2), \qquad
               g'(p) = \frac{\eta'}{2} \operatorname{sech}^2(\eta' p/2), \qquad p \in \mathbb{R},\ \eta' > 0
 
-    Matrices are divided by their trace first, unless ``trace_normalize=False``; spectrally it also takes indefinite
-    symmetric matrices. A tensor ``eta`` acts as at least ``1e-6``.
+    Matrices are divided by their trace first, unless ``trace_normalize=False``. The spectral form also accepts
+    indefinite symmetric matrices. A tensor ``eta`` is clamped to at least ``1e-6``.
 
     Example:
         >>> import torch, powerpool as pp
@@ -37,7 +37,7 @@ class SigmE(Curve):
         super().__init__(eta, trace_normalize=trace_normalize)
 
     def extra_repr(self) -> str:
-        """The parameter, and whether matrices are divided by their trace."""
+        """Show the parameter and whether matrices are divided by their trace."""
         return f"{super().extra_repr()}, trace_normalize={self.trace_normalize}"
 
     def _value(self, p: Tensor, theta: Parameter) -> Tensor:

@@ -27,7 +27,7 @@ class SignedMaxExp(MaxExp):
     domain = (-1.0, 1.0)
 
     def integer_power(self) -> IntegerPower | None:
-        """None: the mirrored curve is no polynomial on a spectrum of both signs."""
+        """Return None: the mirrored curve is not a polynomial on a spectrum with both signs."""
         return None
 
     def _value(self, p: Tensor, theta: Parameter) -> Tensor:
@@ -37,7 +37,7 @@ class SignedMaxExp(MaxExp):
         return super()._derivative(p.abs(), theta)
 
     def _parameter_derivative(self, p: Tensor, theta: Parameter) -> Tensor:
-        # Not copysign(..., p) of abs(p): their derivatives at 0 are 0, and this one's is 1.
+        # Not copysign(..., p) of abs(p): the derivative of that at 0 is 0, and the correct one is 1.
         mirror = super()._parameter_derivative
         return torch.where(p < 0, -mirror(-p, theta), mirror(p, theta))
 

@@ -1,4 +1,4 @@
-"""Other libraries' interfaces to the pools, each in its own module: nothing optional is imported before it is used.
+"""Interfaces of the pools to other libraries, one module each; optional packages are imported on first use.
 
 Example:
     >>> from powerpool import integrations
@@ -15,7 +15,7 @@ __all__ = ["backbones", "pyg", "sklearn"]
 
 
 def __getattr__(name: str) -> ModuleType:
-    # The module is imported when it is asked for: it needs the package that it integrates with.
+    # Imported on first use: the module needs the package that it integrates with.
     if name in __all__:
         return importlib.import_module(f"{__name__}.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}: choose one of {', '.join(__all__)}")

@@ -1,7 +1,7 @@
-r"""Aggregations of PyTorch Geometric: the nodes of each graph in, one power-normalized vector per graph out.
+r"""Aggregations for PyTorch Geometric: one power-normalized vector per graph from the features of its nodes.
 
-They go wherever PyG takes an ``Aggregation``: as the readout of a graph (``pool(x, batch)``), in ``MultiAggregation``,
-in ``MessagePassing(aggr=...)``.
+They can be used wherever PyG accepts an ``Aggregation``: as the readout of a graph (``pool(x, batch)``), in
+``MultiAggregation``, in ``MessagePassing(aggr=...)``.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from powerpool.curves import Curve
 from powerpool.errors import ArgumentError, DomainError, DTypeError, ShapeError, require_choice
 from powerpool.functional import MODES, Mode
 from powerpool.linalg.precision import at_least_float32
-from powerpool.moments.dense import segment_autocorrelation, segment_mean
-from powerpool.normalize import Divided, make_terms, trace_scale
-from powerpool.solvers import Gram, Solver, resolve
+from powerpool.linalg.trace import make_terms
+from powerpool.moments.segments import segment_autocorrelation, segment_mean
+from powerpool.solvers import FeatureSolver, Solver, resolve
 from powerpool.vectorize import to_vector
 
 try:
-    # At module level because the classes below are subclasses; only who imports this module needs the package.
+    # At module level because the classes below are subclasses; only this module needs the package.
     from torch_geometric.nn.aggr import Aggregation
 except ModuleNotFoundError as error:
     if error.name != "torch_geometric":
@@ -35,7 +35,7 @@ except ModuleNotFoundError as error:
 
 
 class _PowerAggregation(Aggregation):
-    """What both aggregations share: the checks, graphs as an index, the curve and its start value."""
+    """The part that both aggregations share: checks, and the curve with its initial parameter."""
 
     def __init__(self, channels: int, curve: Curve | str | None, check: bool | None) -> None:
         super().__init__()
@@ -53,11 +53,11 @@ class _PowerAggregation(Aggregation):
 
     @property
     def out_channels(self) -> int:
-        """The same by the name that it has in PyG."""
+        """The same, by its name in PyG."""
         return self.out_features
 
     def reset_parameters(self) -> None:
-        """Give a learnable parameter of the curve the value back that it was built with."""
+        """Reset a learnable parameter of the curve to its initial value."""
         for name, value in self.named_parameters():
             value.data.copy_(self._start[name])
 
@@ -70,8 +70,8 @@ class _PowerAggregation(Aggregation):
         dim: int = -2,
         **kwargs: Any,
     ) -> Tensor:  # shape: (G, out_features)
-        """Check the input, then :meth:`forward`."""
-        # Before PyG looks at it: its own messages say what is wrong, not what to do.
+        """Check the input, then call :meth:`forward`."""
+        # Before the checks of PyG, whose messages do not say what to do.
         self._require_rows(x, dim)
         if index is not None:
             self._require_index(index, x, dim_size)
@@ -82,7 +82,7 @@ class _PowerAggregation(Aggregation):
         return super().__call__(x, index, ptr, dim_size, dim, **kwargs)
 
     def __repr__(self) -> str:
-        return nn.Module.__repr__(self)  # PyG's own leaves everything but the name out
+        return nn.Module.__repr__(self)  # that of PyG shows only the name
 
     def _require_rows(self, x: Tensor, dim: int) -> None:
         require_floating(x, "x")
@@ -90,7 +90,7 @@ class _PowerAggregation(Aggregation):
             raise ShapeError(
                 f"{type(self).__name__}({self.channels}) takes node features x of shape (nodes, {self.channels}) and "
                 f"dim=-2 (got shape {tuple(x.shape)} and dim={dim}). "
-                "Build it with the channels of the layer before it; flatten other dimensions first."
+                "Build it with the channels of the layer before it, and flatten other dimensions first."
             )
 
     def _require_index(self, index: Tensor, x: Tensor, dim_size: int | None) -> None:
@@ -131,19 +131,19 @@ class SecondOrderAggregation(_PowerAggregation):
     for each graph s of the batch: :func:`powerpool.second_order_pool` of its nodes, as the upper triangle with
     off-diagonal entries times sqrt 2. A graph without nodes gives the zero vector, as in PyG.
 
-    Nodes are not padded to the largest graph unless that is cheap. If every graph of the batch has fewer nodes than
-    channels, a padded batch is smaller than the matrices that are asked for, and it opens the Gram form, which
-    :func:`powerpool.select_solver` then chooses as for any features. In all other batches moments are formed by
-    segment, and ``solver="auto"`` is what :func:`powerpool.select_solver` says of a matrix. The size of the largest
-    graph is read on the CPU; elsewhere reading would synchronise, and ``max_num_elements`` tells it.
+    Nodes are padded to the largest graph only if that is cheap: if every graph of the batch has fewer nodes than
+    channels, a padded batch is smaller than the resulting matrices, and allows the Gram form, which
+    :func:`powerpool.select_solver` then chooses as for any features. For all other batches moments are formed by
+    segment, and ``solver="auto"`` is the choice of :func:`powerpool.select_solver` for a matrix. The size of the
+    largest graph is read on the CPU; on other devices reading would synchronise, so pass it as ``max_num_elements``.
 
     Args:
         channels: C of the node features (N, C).
         curve: a curve, its name, or None for plain second-order pooling.
         mode: ``"spectral"`` or ``"elementwise"``.
-        beta: how much of the mean of the graph is removed, 0 (autocorrelation) to 1 (covariance).
-        solver: see :func:`powerpool.spectral`; also ``"gram"``, where every graph has fewer nodes than channels.
-        eps, check, trace_power, slope: see :func:`powerpool.second_order_pool`.
+        beta: the share of the mean of the graph that is removed, 0 (autocorrelation) to 1 (covariance).
+        solver: see :mod:`powerpool.functional`; ``"gram"`` if every graph has fewer nodes than channels.
+        eps, check, trace_power, slope: see :mod:`powerpool.functional`.
 
     Example:
         >>> import torch, powerpool as pp
@@ -171,7 +171,7 @@ class SecondOrderAggregation(_PowerAggregation):
         require_choice(mode, MODES, "mode")
         require_beta(beta)
         functional.require_pool_solver(solver, self.curve, mode)
-        make_terms(eps, trace_power, slope, torch.float32)  # bad values show here, not in the first batch
+        make_terms(eps, trace_power, slope, torch.float32)  # refuse bad values here, not in the first batch
         self.mode: Mode = mode
         self.beta, self.solver = beta, solver
         self.eps, self.trace_power, self.slope = eps, trace_power, slope
@@ -190,15 +190,15 @@ class SecondOrderAggregation(_PowerAggregation):
         dim: int = -2,
         max_num_elements: int | None = None,
     ) -> Tensor:  # shape: (G, C(C+1)/2)
-        """One vector per graph.
+        """Return one vector per graph.
 
         Args:
             x: node features.
-            index: the graph of each node, in any order; without it and ``ptr`` all nodes are one graph.
-            ptr: instead of ``index``, where the nodes of each graph begin in sorted nodes, and their number.
-            dim_size: the number of graphs; the largest index plus one if not given.
+            index: the graph of each node, in any order; without ``index`` and ``ptr`` all nodes form one graph.
+            ptr: instead of ``index`` for sorted nodes, the first node of each graph, then the number of nodes.
+            dim_size: the number of graphs; by default the largest index plus one.
             dim: -2.
-            max_num_elements: the nodes of the largest graph, for devices where reading it would synchronise.
+            max_num_elements: the nodes of the largest graph, for devices that reading it would synchronise.
         """
         index, graphs = _index_of(x, index, ptr, dim_size)
         if x.shape[0] == 0:
@@ -219,22 +219,22 @@ class SecondOrderAggregation(_PowerAggregation):
         return to_vector(matrix).to(x.dtype)
 
     def extra_repr(self) -> str:
-        """What is not in the curve."""
+        """Show the options beside the curve."""
         return (
             f"{self.channels}, beta={self.beta}, eps={self.eps}, mode={self.mode!r}, solver={self.solver!r}, "
             f"out_features={self.out_features}"
         )
 
     def _lifts_zero(self) -> bool:
-        """Whether the matrix of a graph without nodes, 0, does not stay 0: (0 + eps)^gamma."""
+        """Return whether the zero matrix of a graph without nodes changes: (0 + eps)^gamma."""
         return self.curve is not None and self.curve.adds_eps and self.mode == "elementwise"
 
     def _padded(self, rows: Tensor, index: Tensor, sizes: Tensor, largest: int) -> Tensor:  # shape: (G, C, C)
-        # Rows times sqrt(P / N_s), padded with zeros to P: the mean over P locations is then the mean over the graph.
-        # That takes no mask, and a graph without nodes is a graph of zeros.
+        # Rows are multiplied by sqrt(P / N_s) and padded with zeros to P, so the mean over P locations is the mean over
+        # the graph. This needs no mask, and a graph without nodes is a graph of zeros.
         graphs, padded = sizes.shape[0], max(largest, 1)
         weight = (padded / sizes.clamp(min=1).to(rows.dtype)).sqrt()  # (G,)
-        # A graph that is larger than max_num_elements said becomes NaN, never a sum over some of its nodes.
+        # A graph larger than max_num_elements becomes NaN instead of a sum over some of its nodes.
         weight = torch.where(sizes > padded, torch.nan, weight)
         slot = index * padded + _position(index, sizes).clamp(max=padded - 1)  # (N,)
         weighted = rows * weight.index_select(0, index).unsqueeze(-1)
@@ -251,30 +251,30 @@ class SecondOrderAggregation(_PowerAggregation):
         )
 
     def _by_segment(self, rows: Tensor, index: Tensor, graphs: int, largest: int | None) -> Tensor:  # (G, C, C)
-        self._require_no_gram(largest)
+        self._require_matrix_solver(largest)
         moment = segment_autocorrelation(rows, index, graphs, check=self.check)
         if self.curve is None:
-            # What second_order_pool does without a curve.
             terms = make_terms(self.eps, self.trace_power, self.slope, torch.float32)
-            scale = trace_scale(moment.diagonal(dim1=-2, dim2=-1).sum(-1)[:, None, None], self.eps)
-            return terms.added(moment, Divided(moment, scale, None))
+            if not terms.has_residual:
+                return moment
+            return terms.add_residual(moment, terms.divide_matrix(moment, None, values_are_checked(rows, self.check)))
         residual = {"trace_power": self.trace_power, "slope": self.slope}
         if self.mode == "elementwise":
             return functional.elementwise(moment, self.curve, self.eps, self.check, **residual)
         return functional.spectral(moment, self.curve, self.solver, self.eps, self.check, **residual)
 
-    def _require_no_gram(self, largest: int | None) -> None:
-        if self.solver == "auto" or not isinstance(resolve(self.solver), Gram):
+    def _require_matrix_solver(self, largest: int | None) -> None:
+        if self.solver == "auto" or not isinstance(resolve(self.solver), FeatureSolver):
             return
         if largest is None:
             raise ArgumentError(
-                "solver 'gram' needs the size of the largest graph, which is not read where that would synchronise or "
-                "cannot be traced: pass max_num_elements, or build the aggregation with solver='auto'."
+                "solver 'gram' needs the size of the largest graph, which is not read if that would synchronise or "
+                "cannot be traced. Pass max_num_elements, or build the aggregation with solver='auto'."
             )
         raise ArgumentError(
             f"solver 'gram' pads every graph to the largest, and needs fewer nodes than channels (got a graph of "
-            f"{largest} nodes, and {self.channels} channels). Build the aggregation with solver='auto', which takes "
-            "the Gram form in those batches that allow it, or with 'eigen' or 'squaring'."
+            f"{largest} nodes, and {self.channels} channels). Build the aggregation with solver='auto', which uses "
+            "the Gram form for batches that allow it, or with 'eigen' or 'squaring'."
         )
 
 
@@ -284,12 +284,12 @@ class FirstOrderPowerAggregation(_PowerAggregation):
     .. math:: (N, C) \to \mathbb{R}^{C}, \qquad \psi_{sk} = g\Bigl(\frac{1}{N_s} \sum_{n \in s} \phi_{nk}\Bigr)
 
     for each graph s of the batch: :func:`powerpool.first_order_pool` of its nodes. A graph without nodes gives the zero
-    vector, as in PyG. The curve sees the means as they are: for MaxExp and FAHDP bring the features to [0, 1] first.
+    vector, as in PyG. The means are not rescaled: for MaxExp and FAHDP scale the features to [0, 1] first.
 
     Args:
         channels: C of the node features (N, C).
         curve: a curve, its name, or None for the plain mean.
-        check: see :func:`powerpool.first_order_pool`.
+        check: see :mod:`powerpool.functional`.
 
     Example:
         >>> import torch, powerpool as pp
@@ -312,7 +312,7 @@ class FirstOrderPowerAggregation(_PowerAggregation):
         dim: int = -2,
         max_num_elements: int | None = None,
     ) -> Tensor:  # shape: (G, C)
-        """One vector per graph; arguments as in :meth:`SecondOrderAggregation.forward`."""
+        """Return one vector per graph; arguments as in :meth:`SecondOrderAggregation.forward`."""
         index, graphs = _index_of(x, index, ptr, dim_size)
         if x.shape[0] == 0:
             return _zeros(x, graphs, self.out_features)
@@ -321,7 +321,7 @@ class FirstOrderPowerAggregation(_PowerAggregation):
         return functional.first_order_pool(means.unsqueeze(-1), self.curve, check=self.check).to(x.dtype)
 
     def extra_repr(self) -> str:
-        """What is not in the curve."""
+        """Show the options beside the curve."""
         return f"{self.channels}, out_features={self.out_features}"
 
 
@@ -334,20 +334,20 @@ def _require_int64(tensor: Tensor, name: str, what: str, x: Tensor) -> None:
 
 
 def _index_of(x: Tensor, index: Tensor | None, ptr: Tensor | None, dim_size: int | None) -> tuple[Tensor, int]:
-    """The graph of each node, and the number of graphs."""
+    """Return the graph of each node, and the number of graphs."""
     if index is None and ptr is None:
         index = torch.zeros(x.shape[0], dtype=torch.int64, device=x.device)
     if index is None:
         assert ptr is not None
         number = torch.arange(ptr.shape[0] - 1, device=ptr.device)
         return torch.repeat_interleave(number, ptr.diff(), output_size=x.shape[0]), ptr.shape[0] - 1
-    if dim_size is None:  # __call__ tells it; forward may be called without
+    if dim_size is None:  # __call__ passes it; a direct call of forward may not
         dim_size = int(index.max()) + 1 if index.numel() else 0
     return index, dim_size
 
 
 def _position(index: Tensor, sizes: Tensor) -> Tensor:  # shape: (N,), (G,) -> (N,)
-    """The number of each node in its own graph, from 0."""
+    """Return the number of each node in its graph, from 0."""
     first = sizes.cumsum(0) - sizes  # (G,), in sorted nodes
     place = torch.arange(index.shape[0], device=index.device)  # (N,)
     if values_are_checked(index, None) and bool((index[1:] >= index[:-1]).all()):
@@ -357,5 +357,5 @@ def _position(index: Tensor, sizes: Tensor) -> Tensor:  # shape: (N,), (G,) -> (
 
 
 def _zeros(x: Tensor, graphs: int, features: int) -> Tensor:  # shape: (0, C) -> (G, features)
-    """Graphs without any node, with a gradient for the nodes that are not there."""
+    """Return zeros for graphs without any node, connected to the empty input for its gradient."""
     return x.new_zeros(graphs, features) + x.sum()

@@ -1,7 +1,7 @@
-r"""A transformer of scikit-learn: arrays of feature maps in, one power-normalized vector per map out.
+r"""A scikit-learn transformer: one power-normalized vector per feature map.
 
-It goes wherever scikit-learn takes a transformer: in a ``Pipeline`` before a linear classifier, in ``GridSearchCV``,
-in a ``FeatureUnion``.
+It can be used wherever scikit-learn accepts a transformer: in a ``Pipeline`` before a linear classifier, in
+``GridSearchCV``, in a ``FeatureUnion``.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from powerpool import curves
 from powerpool.curves import Curve
 from powerpool.errors import ArgumentError, ShapeError
 from powerpool.functional import Mode
+from powerpool.linalg.trace import make_terms
 from powerpool.nn import SecondOrderPool2d
-from powerpool.normalize import make_terms
 from powerpool.solvers import Solver
 
 try:
-    # At module level because the class below is a subclass; only who imports this module needs the package.
+    # At module level because the class below is a subclass; only this module needs the package.
     from sklearn.base import BaseEstimator, TransformerMixin
     from sklearn.utils import assert_all_finite, check_array
     from sklearn.utils.validation import check_is_fitted, validate_data
@@ -38,12 +38,12 @@ if TYPE_CHECKING:
     import numpy as np
 
 CURVE_PARAMETERS = ("eta", "gamma", "t")
-"""Parameters of the curves by name, which the transformer offers to a search."""
+"""Parameters of the curves, exposed by name for a parameter search."""
 
 BATCH_ENTRIES = 2**20
-"""Entries of the maps or of the matrices, whichever are more, that a batch holds if no ``batch_size`` is given.
+"""Entries per batch, of the maps or of the matrices, whichever are more, if no ``batch_size`` is given.
 
-One core, float32: a quarter of it takes 1.2 to 1.6 times as long, and more gains at most a quarter, or loses."""
+On one core in float32 a quarter of it takes 1.2 to 1.6 times as long, and more gains at most a quarter."""
 
 
 class SecondOrderPooling(TransformerMixin, BaseEstimator):
@@ -55,34 +55,32 @@ class SecondOrderPooling(TransformerMixin, BaseEstimator):
     for each set s: :func:`powerpool.second_order_pool`, as the upper triangle with off-diagonal entries times sqrt 2,
     so that dot products of vectors are those of matrices. ``fit`` learns shapes, not values.
 
-    Arrays have one of three forms, which agree: maps (n, C, H, W), sets (n, C, N), and rows (n, C*N), where
-    ``channels`` tells C. Lists, data frames, memory maps and tensors are taken. The result is float32 where the input
-    is float32 or half precision, and float64 otherwise. ``transform`` works in batches without gradients: what it needs
-    beside its result does not grow with n.
-
-    ``transform`` takes sets and maps of another N than ``fit`` saw, with as many channels: the vectors are as long.
+    Arrays have one of three equivalent forms: maps (n, C, H, W), sets (n, C, N), and rows (n, C*N) with ``channels=C``.
+    Lists, data frames, memory maps and tensors are accepted. The result is float32 if the input is float32 or half
+    precision, and float64 otherwise. ``transform`` works in batches without gradients, so its memory beside the result
+    does not grow with n. It accepts another N than ``fit``, with the same number of channels.
 
     Args:
         curve: a curve, its name, or None for plain second-order pooling.
         mode: ``"spectral"`` or ``"elementwise"``.
-        channels: C. The (n, C*N) form needs it; elsewhere None reads it from the array.
-        beta: how much of the mean is removed, 0 (autocorrelation) to 1 (covariance).
+        channels: C, required for the (n, C*N) form; None reads it from the array.
+        beta: the share of the mean that is removed, 0 (autocorrelation) to 1 (covariance).
         coordinates: pivots Z of the spatial coordinates, 0 for none; they add 2Z channels, and need H and W.
-        solver: see :func:`powerpool.spectral`; also ``"gram"``.
-        eta, gamma, t: the parameter of a curve that is given by name, for a search to vary; None is its default. For
-            options beyond that pass a curve.
-        height, width: H and W where the array does not tell, that is in (n, C, N) and (n, C*N); one of them will do.
+        solver: see :mod:`powerpool.functional`; also ``"gram"``.
+        eta, gamma, t: the parameter of a curve that is given by name, for a parameter search; None is its default. For
+            other options pass a curve.
+        height, width: H and W for arrays (n, C, N) and (n, C*N); one of them is enough.
         sigma, alpha: width and weight of the coordinates.
         eps, trace_power, slope: see :mod:`powerpool.functional`.
-        l2_normalize: whether each vector is divided by its length; a vector of zeros stays.
-        batch_size: maps at a time; None chooses so that a batch takes some ten megabytes.
+        l2_normalize: whether each vector is divided by its Euclidean norm; a vector of zeros is unchanged.
+        batch_size: maps per batch; None chooses batches of about ten megabytes.
 
     Attributes:
         channels_: C.
-        grid_: (H, W), or None where they are not known.
+        grid_: (H, W), or None if unknown.
         n_features_in_: C*N.
-        feature_names_in_: names of the columns, where ``fit`` saw a data frame with names.
-        pool_: the :class:`powerpool.nn.SecondOrderPool2d` that does the work.
+        feature_names_in_: names of the columns, if ``fit`` was called with a data frame.
+        pool_: the fitted :class:`powerpool.nn.SecondOrderPool2d`.
 
     Example:
         >>> import numpy as np
@@ -129,7 +127,7 @@ class SecondOrderPooling(TransformerMixin, BaseEstimator):
         l2_normalize: bool = False,
         batch_size: int | None = None,
     ) -> None:
-        # As they are given: scikit-learn clones an estimator by its parameters, and wants errors from fit.
+        # Unchanged: scikit-learn clones an estimator by its parameters, and expects errors from fit.
         self.curve = curve
         self.mode = mode
         self.channels = channels
@@ -150,7 +148,7 @@ class SecondOrderPooling(TransformerMixin, BaseEstimator):
         self.batch_size = batch_size
 
     def fit(self, X: Any, y: Any = None) -> SecondOrderPooling:
-        """Look at the parameters, at the shape of X, and whether X is finite; y is not used."""
+        """Check the parameters, the shape of X, and that X is finite; y is ignored."""
         array = self._array(X, reset=True)
         assert_all_finite(array, estimator_name=type(self).__name__, input_name="X")
         channels, locations = _sets(array.shape, _optional_count("channels", self.channels))
@@ -159,9 +157,9 @@ class SecondOrderPooling(TransformerMixin, BaseEstimator):
         if pool.coordinates and grid is None:
             raise ArgumentError(
                 f"coordinates={self.coordinates} needs the height and width of the maps, which an array of shape "
-                f"{tuple(array.shape)} does not tell. Pass maps of shape (n, C, H, W), or height= or width=."
+                f"{tuple(array.shape)} does not define. Pass maps of shape (n, C, H, W), or height= or width=."
             )
-        # Bad values show here, not in the first batch.
+        # Refuse bad values here, not in the first batch.
         self._batch(pool, locations)
         make_terms(self.eps, self.trace_power, self.slope, torch.float32)
         self.pool_ = pool
@@ -171,7 +169,7 @@ class SecondOrderPooling(TransformerMixin, BaseEstimator):
         return self
 
     def transform(self, X: Any) -> np.ndarray:  # shape: (n, C, H, W), (n, C, N) or (n, C*N) -> (n, C'(C'+1)/2)
-        """The vectors of :func:`powerpool.second_order_pool`."""
+        """Return the vectors of :func:`powerpool.second_order_pool`."""
         import numpy as np
 
         check_is_fitted(self, "pool_")
@@ -182,7 +180,7 @@ class SecondOrderPooling(TransformerMixin, BaseEstimator):
         result = np.empty((len(array), self.pool_.out_features), dtype)
         step = self._batch(self.pool_, locations)
         for start in range(0, len(array), step):
-            # Writeable, as torch asks for it: a read-only memory map is copied, batch by batch.
+            # Writeable, as torch requires: a read-only memory map is copied batch by batch.
             batch = np.require(array[start : start + step], dtype, ["C", "A", "W"])
             assert_all_finite(batch, estimator_name=type(self).__name__, input_name="X")
             maps = torch.from_numpy(batch).view(-1, channels, height, width)
@@ -190,9 +188,9 @@ class SecondOrderPooling(TransformerMixin, BaseEstimator):
         return result
 
     def get_feature_names_out(self, input_features: Any = None) -> np.ndarray:
-        """The two channels of each entry: ``c0_c1``; coordinates are ``x0``, ``y0`` and so on.
+        """Return the two channels of each entry, as ``c0_c1``; coordinates are ``x0``, ``y0`` and so on.
 
-        ``input_features`` is only compared with what ``fit`` saw: an entry belongs to all columns of its channels.
+        ``input_features`` is only compared with the input of ``fit``: an entry belongs to all columns of its channels.
         """
         import numpy as np
 
@@ -211,18 +209,18 @@ class SecondOrderPooling(TransformerMixin, BaseEstimator):
         return tags
 
     def _array(self, X: Any, *, reset: bool) -> np.ndarray:
-        """X as numbers, without a copy where it is an array of numbers; names and number of columns compared."""
+        """Convert X to an array, without a copy if it is one; compare names and number of columns with ``fit``."""
         if isinstance(X, Tensor):
             # NumPy has no bfloat16.
             X = (X.float() if X.dtype == torch.bfloat16 else X).numpy(force=True)
-        # Not yet whether values are finite: transform reads them once, in its batches.
+        # Finite values are checked later: transform reads them once, batch by batch.
         array = check_array(X, allow_nd=True, ensure_all_finite=False, estimator=self, input_name="X")
         if array.ndim > 4:
             raise ShapeError(
                 f"X must have shape (n, C, H, W), (n, C, N), or (n, C*N) with channels=C (got {tuple(array.shape)}). "
                 "Flatten other dimensions into the locations."
             )
-        # Only rows have a fixed number of columns: more locations of the same channels are no other features.
+        # Only the (n, C*N) form has a fixed number of columns: sets may have more locations.
         validate_data(self, X, reset=reset, skip_check_array=True, ensure_2d=array.ndim == 2)
         return array
 
@@ -247,20 +245,20 @@ class SecondOrderPooling(TransformerMixin, BaseEstimator):
             shown = ", ".join(f"{name}={value}" for name, value in given.items())
             raise ArgumentError(
                 f"{shown} needs a curve that is given by name (got curve={self.curve}). "
-                "Pass curve='maxexp' or another name, or only the curve, with its parameter in it."
+                "Pass curve='maxexp' or another name, or set the parameter in the curve."
             )
-        # A copy, so that who trains the curve later does not change what was fitted.
+        # A copy, so that training the curve later does not change the fitted pool.
         return None if self.curve is None else curves.resolve(copy.deepcopy(self.curve), **given)
 
     def _grid(self, shape: tuple[int, ...], locations: int) -> tuple[int, int] | None:
-        """H and W of what fit sees, from its shape and the parameters; None where they do not tell."""
+        """Return H and W from the shape of the array and the parameters; None if they are unknown."""
         height, width = _optional_count("height", self.height), _optional_count("width", self.width)
         if len(shape) == 4:
             known = shape[2:]
         elif height is None and width is None:
             return None
         else:
-            # With one of them missing, what is left of N; a remainder shows below.
+            # If one is missing, it follows from N; a remainder is refused below.
             known = (height or locations // (width or 1), width or locations // (height or 1))
         if known[0] * known[1] != locations or height not in (None, known[0]) or width not in (None, known[1]):
             raise ShapeError(
@@ -270,7 +268,7 @@ class SecondOrderPooling(TransformerMixin, BaseEstimator):
         return known[0], known[1]
 
     def _fitted_grid(self, shape: tuple[int, ...], locations: int) -> tuple[int, int]:
-        """H and W of what transform sees; without coordinates any will do."""
+        """Return H and W of the maps to transform; they are arbitrary without coordinates."""
         if len(shape) == 4:
             return shape[2], shape[3]
         if not self.pool_.coordinates:
@@ -279,7 +277,7 @@ class SecondOrderPooling(TransformerMixin, BaseEstimator):
         height, width = self.grid_
         if height * width != locations:
             raise ShapeError(
-                f"coordinates={self.pool_.coordinates} needs the height and width of the maps: fit saw {height} x "
+                f"coordinates={self.pool_.coordinates} needs the height and width of the maps: fit used {height} x "
                 f"{width}, and X of shape {tuple(shape)} has {locations} locations. "
                 "Pass maps of shape (n, C, H, W)."
             )
@@ -294,7 +292,7 @@ class SecondOrderPooling(TransformerMixin, BaseEstimator):
         vectors: Tensor = self.pool_(maps)
         if not self.l2_normalize:
             return vectors
-        # The largest entry first: squares of small entries vanish.
+        # Divided by the largest entry first: squares of small entries underflow.
         vectors = vectors / _or_one(vectors.abs().amax(-1, keepdim=True))
         return vectors / _or_one(torch.linalg.vector_norm(vectors, dim=-1, keepdim=True))
 
@@ -306,13 +304,13 @@ class SecondOrderPooling(TransformerMixin, BaseEstimator):
             )
         if hasattr(self, "feature_names_in_") and list(self.feature_names_in_) != names:
             raise ArgumentError(
-                "input_features is not equal to feature_names_in_, the columns that fit saw. Leave them out: the "
-                "names of channels do not depend on them."
+                "input_features is not equal to feature_names_in_, the columns given to fit. Leave them out: the names "
+                "of channels do not depend on them."
             )
 
 
 def _sets(shape: tuple[int, ...], channels: int | None) -> tuple[int, int]:
-    """C and N of an array, which must be those of ``channels`` where that is known."""
+    """Return C and N of an array; C must equal ``channels`` unless that is None."""
     if len(shape) > 2:
         if channels not in (None, shape[1]):
             raise ShapeError(
@@ -325,7 +323,7 @@ def _sets(shape: tuple[int, ...], channels: int | None) -> tuple[int, int]:
         return shape[1], locations
     if channels is None:
         raise ArgumentError(
-            f"X of shape {tuple(shape)} does not tell its channels. Pass channels=C, where a row has C*N features, or "
+            f"X of shape {tuple(shape)} does not define its channels. Pass channels=C for rows of C*N features, or "
             "an array of shape (n, C, N) or (n, C, H, W)."
         )
     if shape[1] % channels:
@@ -337,7 +335,7 @@ def _sets(shape: tuple[int, ...], channels: int | None) -> tuple[int, int]:
 
 
 def _count(name: str, value: Any, least: int) -> int:
-    # numbers.Integral has NumPy's scalars too, which a search may draw.
+    # numbers.Integral includes NumPy scalars, which a parameter search may draw.
     if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < least:
         raise ArgumentError(f"{name} must be an integer >= {least} (got {value!r}).")
     return int(value)

@@ -1,1 +1,1 @@
-"""Matrix products, division by the trace, and the precision they are computed in."""
+"""Matrix products, division by the trace, and the precision in which they are computed."""

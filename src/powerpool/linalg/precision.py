@@ -1,6 +1,6 @@
-"""In which precision operators compute: a leaf of the import graph.
+"""The precision in which operators compute.
 
-Half-precision inputs are computed in float32 and cast back; inside ``torch.autocast`` float32 stays float32, because
+Half-precision inputs are computed in float32 and cast back. Inside ``torch.autocast`` float32 stays float32, because
 an eigenvalue or a matrix power in bfloat16 has two correct digits.
 """
 
@@ -13,11 +13,11 @@ _HALF = (torch.float16, torch.bfloat16)
 
 
 def at_least_float32(tensor: Tensor) -> Tensor:
-    """The tensor itself, or its float32 copy where it is float16 or bfloat16."""
+    """Return the tensor, as float32 if it is float16 or bfloat16."""
     return tensor.float() if tensor.dtype in _HALF else tensor
 
 
 def without_autocast(tensor: Tensor) -> torch.autocast:
-    """A context in which products of ``tensor``'s device keep the dtype of their operands."""
-    # The meta device computes nothing, and torch.autocast does not know it.
+    """Return a context in which products on the tensor's device keep the dtype of their operands."""
+    # The meta device computes nothing, and torch.autocast does not accept it.
     return torch.autocast(device_type="cpu" if tensor.is_meta else tensor.device.type, enabled=False)

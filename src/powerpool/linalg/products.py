@@ -1,11 +1,12 @@
-"""Matrix products whose backward keeps the precision of forward when it runs inside ``torch.autocast``.
+"""Matrix products whose backward keeps the precision of forward inside ``torch.autocast``.
 
-Two are symmetric by construction, and have the backward that symmetry allows: autograd spends two large products on the
-gradient of X X^T, one for each factor; the two are equal, so one is enough.
+Symmetric products use the backward that symmetry allows: autograd computes two large products for the gradient of
+X X^T, one for each factor. The two are equal, so one is enough.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
@@ -15,40 +16,56 @@ from torch import Tensor
 from powerpool.linalg.precision import without_autocast
 
 
+class MatrixFunction(ABC):
+    """A function of symmetric matrices and its derivative, both in plain differentiable operations."""
+
+    @abstractmethod
+    def forward(self, matrix: Tensor) -> tuple[Tensor, list[Tensor]]:  # shape: (B, C, C)
+        """Return the result, and the tensors that backward needs in addition to the input."""
+
+    @abstractmethod
+    def backward(self, matrix: Tensor, grad: Tensor, kept: list[Tensor]) -> Tensor:  # shape: (B, C, C)
+        """Return the gradient of the input for a symmetric gradient of the result; may consume ``kept``.
+
+        The derivative of a function of a symmetric matrix is self-adjoint, so this is also the derivative in the
+        direction ``grad``.
+        """
+
+
 def self_product(x: Tensor) -> Tensor:  # shape: (*, A, B) -> (*, A, A)
-    """X X^T; double backward is right."""
+    """Compute X X^T, differentiable twice."""
     return _SelfProduct.apply(x)
 
 
 def inner_product(x: Tensor) -> Tensor:  # shape: (*, A, B) -> (*, B, B)
-    """X^T X; double backward is right, and the gradient comes in the layout of X."""
+    """Compute X^T X, differentiable twice; the gradient has the memory layout of X."""
     return _InnerProduct.apply(x)
 
 
 def sandwich(x: Tensor, core: Tensor) -> Tensor:  # shape: (*, A, B), (*, B, B) -> (*, A, A)
-    """X T X^T for symmetric T; double backward is right."""
+    """Compute X T X^T for symmetric T, differentiable twice."""
     return _Sandwich.apply(x, core)
 
 
 def product(a: Tensor, b: Tensor) -> Tensor:  # shape: (*, A, B), (*, B, C) -> (*, A, C)
-    """A B; double backward is right."""
+    """Compute A B, differentiable twice."""
     return _Product.apply(a, b)
 
 
 def symmetrize(matrix: Tensor) -> Tensor:  # shape: (*, A, A) -> (*, A, A)
-    """(M + M^T)/2, halved before the sum, which could overflow."""
+    """Compute (M + M^T)/2, halved before the sum, which could overflow."""
     return (matrix * 0.5).add_(matrix.mT, alpha=0.5)
 
 
 def twice_symmetric(matrix: Tensor) -> Tensor:  # shape: (*, A, A) -> (*, A, A)
-    """M + M^T."""
+    """Compute M + M^T."""
     return matrix + matrix.mT
 
 
 def twice_symmetric_times(matrix: Tensor, x: Tensor) -> Tensor:  # shape: (*, A, A), (*, A, B) -> (*, A, B)
-    """(M + M^T) X."""
+    """Compute (M + M^T) X."""
     size, columns = x.shape[-2:]
-    if torch.compiler.is_compiling():  # no choice by size: it would pin a dimension that is to stay free
+    if torch.compiler.is_compiling():  # a choice by size would fix a dynamic dimension
         return twice_symmetric(matrix) @ x
     # Reading M^T entry by entry misses the cache from A = 1024 on: 38 ms for 2 x 2048 x 2048 floats, where a product
     # with 49 columns takes 8 ms. A second product is cheaper where it has few columns, and needs no A x A memory.
@@ -56,7 +73,7 @@ def twice_symmetric_times(matrix: Tensor, x: Tensor) -> Tensor:  # shape: (*, A,
         return matrix @ x + matrix.mT @ x
     if size < _PANELS_FROM[1]:
         return twice_symmetric(matrix) @ x
-    # By panels the sum takes a quarter of the memory, which is most of what a Gram pool needs, and hardly more time.
+    # In panels the sum takes a quarter of the memory, which dominates that of a Gram pool, and hardly more time.
     height = -(-size // _PANELS)
     panels = [
         (matrix[..., start : start + height, :] + matrix[..., start : start + height].mT) @ x
@@ -65,27 +82,27 @@ def twice_symmetric_times(matrix: Tensor, x: Tensor) -> Tensor:  # shape: (*, A,
     return torch.cat(panels, dim=-2)
 
 
-# Panels of rows that a symmetric product is computed in. They pay where many products make one entry: of 8 matrices,
-# 256 x 784 and 512 x 512 save a seventh of the time, 1024 x 1024 a quarter; 256 x 256 loses what the copies cost.
+# A symmetric product is computed in panels of rows. They pay off if an entry sums many products: for 8 matrices,
+# 256 x 784 and 512 x 512 save a seventh of the time and 1024 x 1024 a quarter; 256 x 256 loses the cost of the copies.
 _PANELS = 4
 _PANELS_FROM = (256, 512)
 
 
 def times_transpose(x: Tensor) -> Tensor:  # shape: (*, A, B) -> (*, A, A)
-    """X X^T, with the backward of autograd; :func:`self_product` has a better one."""
+    """Compute X X^T with the backward of autograd; :func:`self_product` has a cheaper one."""
     flat = x.reshape(-1, *x.shape[-2:])
     return symmetric_bmm(flat, flat.mT).reshape(*x.shape[:-1], x.shape[-2])
 
 
 def symmetric_bmm(a: Tensor, b: Tensor) -> Tensor:  # shape: (B, C, N), (B, N, C) -> (B, C, C)
-    """A B where that is symmetric, as for matrices that commute: 10 blocks of 16 are computed, the others mirrored."""
+    """Compute A B if it is symmetric, as for commuting matrices: 10 of 16 blocks are computed, the others mirrored."""
     if not _panels_pay(a):
         return torch.bmm(a, b)
     return _mirrored(a, lambda rows, start: torch.bmm(a[:, rows], b[:, :, start:]))
 
 
 def symmetric_baddbmm(base: Tensor, a: Tensor, b: Tensor, beta: float = 1, alpha: float = 1) -> Tensor:
-    """beta base + alpha A B where that is symmetric; shapes as in :func:`symmetric_bmm`."""
+    """Compute beta base + alpha A B if it is symmetric; shapes as in :func:`symmetric_bmm`."""
     if not _panels_pay(a):
         return torch.baddbmm(base, a, b, beta=beta, alpha=alpha)
 
@@ -96,13 +113,13 @@ def symmetric_baddbmm(base: Tensor, a: Tensor, b: Tensor, beta: float = 1, alpha
 
 
 def _panels_pay(a: Tensor) -> bool:
-    if torch.compiler.is_compiling():  # no choice by size: it would pin a dimension that is to stay free
+    if torch.compiler.is_compiling():  # a choice by size would fix a dynamic dimension
         return False
     return a.shape[-2] >= _PANELS_FROM[0] and a.shape[-1] >= _PANELS_FROM[1] and a.device.type == "cpu"
 
 
 def _mirrored(a: Tensor, panel: Callable[[slice, int], Tensor]) -> Tensor:
-    """A symmetric matrix as high as ``a``, from its panels: ``rows``, from column ``start`` on."""
+    """Assemble a symmetric matrix with as many rows as ``a``; ``panel(rows, start)`` begins at column ``start``."""
     size = a.shape[-2]
     result = a.new_empty(a.shape[0], size, size)
     height = -(-size // _PANELS)
@@ -183,7 +200,7 @@ class _Product(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
         a, b = ctx.saved_tensors
         with without_autocast(a):
-            if a.dim() == 2:  # shared by the batch: one product over batch and columns, not one for each and their sum
+            if a.dim() == 2:  # shared by the batch: one product over batch and columns instead of a sum of products
                 outer = [*range(b.dim() - 2), b.dim() - 1]
                 grad_a = torch.tensordot(grad, b, dims=(outer, outer))
             else:

@@ -1,4 +1,4 @@
-r"""Spatial coordinates as features: where a location lies, in the language of the kernel that compares locations."""
+r"""Spatial coordinates as features: soft codes of the positions in a map."""
 
 from __future__ import annotations
 
@@ -29,19 +29,20 @@ def spatial_coordinates(
         z = \mathrm{linspace}(-0.2, 1.2, Z)
 
     with :math:`x = x' / (W - 1)` and :math:`y = y' / (H - 1)` in ``[0, 1]``; a map of width (height) 1 has
-    :math:`x = 0` (:math:`y = 0`). The inner product of two codes approximates a Gaussian of their distance.
+    :math:`x = 0` (:math:`y = 0`). The inner product of two codes approximates a Gaussian of the distance of their
+    locations.
 
     Args:
         height: ``H``, rows of the map.
         width: ``W``, columns of the map.
         pivots: ``Z >= 2``; the paper uses 3 to 10.
         sigma: width of the Gaussian, > 0.
-        alpha: weight of the coordinates beside the features, >= 0.
-        dtype: floating-point dtype of the result; the default dtype if not given.
+        alpha: weight of the coordinates relative to the features, >= 0.
+        dtype: floating-point dtype of the result; None for the default dtype.
         device: device of the result.
 
     Returns:
-        ``(2 Z, H W)``: the ``Z`` codes of x, then those of y; locations row by row, as ``flatten(-2)`` lays them out.
+        ``(2 Z, H W)``: the ``Z`` codes of x, then those of y; locations row by row, as in ``flatten(-2)``.
 
     Examples:
         >>> spatial_coordinates(height=1, width=3, pivots=2, sigma=1.0)
@@ -86,14 +87,14 @@ def append_coordinates(features: Tensor, coordinates: Tensor) -> Tensor:
     require_floating(coordinates, "coordinates")
     if coordinates.ndim != 2:
         raise ShapeError(
-            f"coordinates must have shape (2 Z, N), one set of codes for all (got {tuple(coordinates.shape)}). "
-            "Make them with spatial_coordinates(height, width)."
+            f"coordinates must have shape (2 Z, N), shared by all sets (got {tuple(coordinates.shape)}). "
+            "Create them with spatial_coordinates(height, width)."
         )
     if coordinates.shape[-1] != features.shape[-1]:
         raise ShapeError(
-            f"wrong coordinate count: coordinates must have one column per location, N = {features.shape[-1]} for "
-            f"features of shape {tuple(features.shape)} (got {coordinates.shape[-1]} in {tuple(coordinates.shape)}). "
-            "Make them with spatial_coordinates(height, width) of the same map, repeated for each crop of the set."
+            f"coordinates must have one column per location, N = {features.shape[-1]} for features of shape "
+            f"{tuple(features.shape)} (got {coordinates.shape[-1]} in {tuple(coordinates.shape)}). "
+            "Create them with spatial_coordinates(height, width) for the same map, repeated for each crop of the set."
         )
     shared = coordinates.to(features).expand(*features.shape[:-2], *coordinates.shape)  # a view, no copy
     return torch.cat([features, shared], dim=-2)
@@ -102,7 +103,7 @@ def append_coordinates(features: Tensor, coordinates: Tensor) -> Tensor:
 def _encode(
     length: int, pivots: int, sigma: float, alpha: float, device: torch.device | str | None
 ) -> Tensor:  # -> (Z, length)
-    # Made where it is used: a copy from the host would synchronise. Metal has no float64.
+    # Created on the device: a copy from the host would synchronise. Metal has no float64.
     dtype = torch.float32 if device is not None and torch.device(device).type == "mps" else torch.float64
     places = torch.arange(length, dtype=dtype, device=device) / max(length - 1, 1)
     centres = torch.linspace(-0.2, 1.2, pivots, dtype=dtype, device=device).unsqueeze(-1)  # (Z, 1)

@@ -1,12 +1,12 @@
-"""Means over ragged sets: the rows of a batch of graphs, one segment index per row.
+"""Moments of ragged sets: the rows of a batch of graphs, one segment index per row.
 
-A *tile* is a block of ``T`` rows of one segment; the last tile of a segment is filled up with zeros. All tiles have the
-same height, so one batched product serves segments of every size, and a large segment is simply many tiles: nothing is
-padded to the largest, and no ``N x C x C`` outer products exist. Tiles are made and used a few megabytes at a time.
+A *tile* is a block of ``T`` rows of one segment; the last tile of a segment is padded with zeros. All tiles have the
+same height, so one batched product serves segments of every size, and a large segment is many tiles: nothing is padded
+to the largest segment, and no ``N x C x C`` outer products exist. Tiles are built a few megabytes at a time.
 
 The shapes of the plan depend on ``N``, ``S`` and ``C`` alone, so nothing synchronises a device. The two kernels are
-opaque to ``torch.compile`` and ``torch.export``, so their loop over chunks is not unrolled and does not pin down ``N``.
-The derivatives of the two kernels are each other, so any order of differentiation is right.
+opaque to ``torch.compile`` and ``torch.export``, so their loop over chunks is not unrolled and does not fix ``N``.
+The derivatives of the two kernels are each other, so derivatives of any order are correct.
 """
 
 from __future__ import annotations
@@ -18,37 +18,161 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from powerpool.checks import values_are_checked, zero_or_nan
-from powerpool.linalg.precision import without_autocast
+from powerpool.checks import require_beta, require_finite, require_floating, values_are_checked, zero_or_nan
+from powerpool.errors import ArgumentError, DomainError, DTypeError, ShapeError
+from powerpool.linalg.precision import at_least_float32, without_autocast
+from powerpool.moments.dense import overflow_error
 
-# Elements that a kernel works on at a time. 4 MB of float32 stay in cache: the products of REDDIT-BINARY (859,254 x 32)
-# take 67 ms in such chunks, 139 ms in one piece and 129 ms in pieces of 64 kB (1 core).
+# Elements that a kernel processes at a time. 4 MB of float32 stay in cache: the products of REDDIT-BINARY
+# (859,254 x 32) take 67 ms in such chunks, 139 ms in one piece and 129 ms in pieces of 64 kB (1 core).
 _CHUNK = 2**20
+
+
+def segment_autocorrelation(
+    features: Tensor,
+    index: Tensor,
+    num_segments: int | None = None,
+    beta: float = 0.0,
+    *,
+    check: bool | None = None,
+) -> Tensor:
+    r"""Second-order moment of ragged sets, for instance of the nodes of each graph of a batch.
+
+    .. math::
+        M_s = \frac{1}{N_s} \sum_{n : i_n = s} \bar\phi_n \bar\phi_n^\top,
+        \qquad \bar\phi_n = \phi_n - \beta \, \frac{1}{N_s} \sum_{n' : i_{n'} = s} \phi_{n'}
+
+    Forward and backward use at most four times the memory of input and output together, however uneven the sets are,
+    plus about 64 bytes per row for the layout; half precision counts as its float32 copy.
+
+    Args:
+        features: rows first as in PyTorch Geometric, ``(N, C)``.
+        index: segment of each row, ``(N,)`` int64, sorted or not.
+        num_segments: ``S``; by default the largest index plus one, which reads a value and so synchronises a device.
+        beta: strength of the centering, in ``[0, 1]``.
+        check: as in :func:`powerpool.autocorrelation`.
+
+    Returns:
+        ``(S, C, C)``, in the dtype of the features. A segment without rows gives the zero matrix.
+
+    Examples:
+        >>> features = torch.tensor([[1.0, 2.0], [3.0, -2.0], [0.0, 1.0]])  # N = 3, C = 2
+        >>> segment_autocorrelation(features, torch.tensor([0, 0, 1]), num_segments=3)
+        tensor([[[ 5., -2.],
+                 [-2.,  4.]],
+        <BLANKLINE>
+                [[ 0.,  0.],
+                 [ 0.,  1.]],
+        <BLANKLINE>
+                [[ 0.,  0.],
+                 [ 0.,  0.]]])
+    """
+    require_beta(beta)
+    num_segments = _validate_segments(features, index, num_segments, check)
+    with without_autocast(features):
+        rows = at_least_float32(features)
+        if beta != 0:
+            means = _segment_means(rows, index, num_segments)  # (S, C)
+            rows = rows - (beta * means).index_select(0, index)
+        matrix = segment_moment(rows, plan_segments(index, num_segments, rows.shape[1]))
+        if values_are_checked(features, check):
+            diagonal = matrix.detach().diagonal(dim1=-2, dim2=-1)
+            if not bool(torch.isfinite(diagonal).all()):
+                raise overflow_error(features, matrix.dtype)
+    return matrix.to(features.dtype)
+
+
+def segment_mean(
+    features: Tensor,
+    index: Tensor,
+    num_segments: int | None = None,
+    *,
+    check: bool | None = None,
+) -> Tensor:
+    r"""First-order moment of ragged sets, :math:`\frac{1}{N_s} \sum_{n : i_n = s} \phi_n`.
+
+    Arguments as in :func:`segment_autocorrelation`.
+
+    Returns:
+        ``(S, C)``, in the dtype of the features. A segment without rows gives zeros.
+
+    Examples:
+        >>> segment_mean(torch.tensor([[1.0, 2.0], [3.0, -2.0], [0.0, 1.0]]), torch.tensor([0, 0, 1]))
+        tensor([[2., 0.],
+                [0., 1.]])
+    """
+    num_segments = _validate_segments(features, index, num_segments, check)
+    return _segment_means(at_least_float32(features), index, num_segments).to(features.dtype)
+
+
+def _segment_means(rows: Tensor, index: Tensor, num_segments: int) -> Tensor:
+    totals = rows.new_zeros(num_segments, rows.shape[1]).index_add(0, index, rows)  # (S, C)
+    sizes = rows.new_zeros(num_segments).index_add(0, index, rows.new_ones(index.shape))  # (S,)
+    poison = zero_or_nan(totals)
+    return totals / (sizes.clamp(min=1).unsqueeze(-1) + poison)
+
+
+def _validate_segments(features: Tensor, index: Tensor, num_segments: int | None, check: bool | None) -> int:
+    require_floating(features, "features")
+    if features.ndim != 2 or 0 in features.shape:
+        raise ShapeError(
+            f"features must have shape (N, C): rows, then channels, N >= 1 and C >= 1 (got {tuple(features.shape)}). "
+            "A dense batch of shape (*, C, N) goes to autocorrelation; a batch without rows has no moment."
+        )
+    if not isinstance(index, Tensor) or index.dtype != torch.int64:
+        given = index.dtype if isinstance(index, Tensor) else type(index).__name__
+        raise DTypeError(f"index must be an int64 tensor, the segment of each row (got {given}). Use index.long().")
+    if index.shape != features.shape[:1]:
+        raise ShapeError(
+            f"index must have shape (N,) = ({features.shape[0]},), one segment per row of features "
+            f"(got {tuple(index.shape)} for features of shape {tuple(features.shape)})."
+        )
+    if index.device != features.device:
+        raise ArgumentError(
+            f"index must be on the device of features, {features.device} (got {index.device}). Use index.to(...)."
+        )
+    if num_segments is None:
+        if torch.compiler.is_compiling():
+            raise ArgumentError("num_segments must be given while torch.compile or torch.export traces (got None).")
+        num_segments = int(index.max()) + 1
+    elif isinstance(num_segments, bool) or not isinstance(num_segments, (int, torch.SymInt)) or num_segments < 1:
+        raise ArgumentError(
+            f"num_segments must be an integer >= 1, or None to take max(index) + 1 (got {num_segments!r})."
+        )
+    if values_are_checked(features, check):
+        low, high = (int(bound) for bound in torch.aminmax(index))
+        if low < 0 or high >= num_segments:
+            raise DomainError(
+                f"index must lie in [0, num_segments) = [0, {num_segments}) (got {low} to {high}). "
+                "Raise num_segments, or renumber the segments."
+            )
+        require_finite(features, "features")
+    return num_segments
 
 
 @dataclass(frozen=True)
 class SegmentPlan:
-    """Which row sits in which slot of which tile. Built once per call, shared by forward and backward."""
+    """The row in each slot of each tile. Built once per call, shared by forward and backward."""
 
-    slots: Tensor  # shape: (tiles, T), the row in each slot, or N where the slot is empty
+    slots: Tensor  # shape: (tiles, T), the row in each slot, or N in an empty slot
     owner: Tensor  # shape: (tiles,), the segment of each tile
-    sizes: Tensor  # shape: (S,), the number of rows of each segment, at least 1: it divides
+    sizes: Tensor  # shape: (S,), the number of rows of each segment, at least 1 because it divides
 
 
 def plan_segments(index: Tensor, num_segments: int, channels: int) -> SegmentPlan:
-    """Lay the rows out in tiles.
+    """Arrange the rows in tiles.
 
     Args:
         index: segment of each row, sorted or not, ``(N,)`` int64 in ``[0, S)``.
         num_segments: ``S``.
-        channels: ``C``; the wider the rows, the dearer a tile, and the taller the tiles.
+        channels: ``C``; the wider the rows, the more a tile costs, and the taller the tiles.
     """
     rows = index.shape[0]
     height = _tile_height(rows, num_segments, channels)
     sizes = index.new_zeros(num_segments).index_add(0, index, torch.ones_like(index))  # (S,)
     tiles_of = (sizes + height - 1) // height  # (S,)
     ends = tiles_of.cumsum(0)  # (S,), the tile after the last of each segment
-    # ceil(n / T) <= 1 + floor(n / T) bounds the number of tiles without reading a value; on the CPU we read it.
+    # ceil(n / T) <= 1 + floor(n / T) bounds the number of tiles without reading a value; on the CPU it is read.
     readable = values_are_checked(index, None)
     tiles = int(ends[-1]) if readable else num_segments + rows // height
 
@@ -58,13 +182,13 @@ def plan_segments(index: Tensor, num_segments: int, channels: int) -> SegmentPla
     shift = (ends - tiles_of) * height - (sizes.cumsum(0) - sizes)  # (S,), first slot minus first row
     slot = position + shift.index_select(0, index.index_select(0, order))  # (N,)
     slots = index.new_full((tiles * height,), rows).index_copy(0, slot, order)
-    # The owner of tile t is the number of segments that end at or before t; spare tiles are empty and go to the last.
+    # The owner of tile t is the number of segments that end at or before t; unused tiles belong to the last segment.
     owner = index.new_zeros(tiles + 1).index_add(0, ends, torch.ones_like(ends)).cumsum(0)[:-1]  # (tiles,)
     return SegmentPlan(slots.view(tiles, height), owner.clamp(max=num_segments - 1), sizes.clamp(min=1))
 
 
 def _tile_height(rows: int, num_segments: int, channels: int) -> int:
-    """T: short tiles have few empty slots, tall tiles make few products to add up.
+    """Return T: short tiles have few empty slots, tall tiles give few products to sum.
 
     The minimum is flat. Fitted on 128 x 18 rows x 64 and x 512 channels, 2000 x 10 + 4000 rows x 64, 16 x 250 rows x
     1024, and REDDIT-BINARY x 32 and x 64.
@@ -74,14 +198,14 @@ def _tile_height(rows: int, num_segments: int, channels: int) -> int:
 
 
 def segment_moment(rows: Tensor, plan: SegmentPlan) -> Tensor:
-    r"""Mean of the outer products of each segment, :math:`M_s = \frac{1}{N_s} \sum_{n \in s} x_n x_n^\top`.
+    r"""Compute the mean of the outer products of each segment, :math:`M_s = \frac{1}{N_s} \sum_{n \in s} x_n x_n^\top`.
 
     Args:
         rows: ``(N, C)``, float32 or float64.
         plan: of the index of the rows.
 
     Returns:
-        ``(S, C, C)``; zero for a segment without rows, NaN all over for one with NaN or infinity.
+        ``(S, C, C)``; zero for a segment without rows, NaN in every entry for one with NaN or infinity.
     """
     moment: Tensor = _Moment.apply(rows, plan.slots, plan.owner, plan.sizes)
     return moment
@@ -92,7 +216,7 @@ def segment_moment(rows: Tensor, plan: SegmentPlan) -> Tensor:
 
 @torch.library.custom_op("powerpool::segment_pair", mutates_args=())
 def _pair_kernel(x: Tensor, y: Tensor | None, slots: Tensor, owner: Tensor, sizes: Tensor) -> Tensor:
-    """Mean of x_n y_n^T + y_n x_n^T in each segment, of x_n x_n^T without y: (N, C), (N, C) -> (S, C, C)."""
+    """Mean of x_n y_n^T + y_n x_n^T over each segment, or of x_n x_n^T without y: (N, C), (N, C) -> (S, C, C)."""
     out = x.new_zeros(sizes.shape[0], x.shape[1], x.shape[1])
     with without_autocast(x):
         for chunk, segments in _chunks(slots, owner, x, out):
@@ -103,7 +227,7 @@ def _pair_kernel(x: Tensor, y: Tensor | None, slots: Tensor, owner: Tensor, size
 @torch.library.custom_op("powerpool::segment_apply", mutates_args=())
 def _apply_kernel(matrices: Tensor, x: Tensor, slots: Tensor, owner: Tensor, sizes: Tensor) -> Tensor:
     """(A_s + A_s^T) x_n / N_s for each row n of segment s: (S, C, C), (N, C) -> (N, C)."""
-    out = x.new_empty(x.shape[0] + 1, x.shape[1])  # row N takes what comes out of empty slots
+    out = x.new_empty(x.shape[0] + 1, x.shape[1])  # row N receives the results of empty slots
     with without_autocast(x):
         for chunk, segments in _chunks(slots, owner, x, matrices):
             result = _apply_tiles(matrices.index_select(0, segments), x, chunk, sizes.index_select(0, segments))
@@ -112,14 +236,14 @@ def _apply_kernel(matrices: Tensor, x: Tensor, slots: Tensor, owner: Tensor, siz
 
 
 def _chunks(slots: Tensor, owner: Tensor, rows: Tensor, matrices: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Pieces of the plan whose tiles take at most ``_CHUNK`` elements, and no more than rows and matrices."""
+    """Split the plan so that tiles take at most ``_CHUNK`` elements, and no more than rows and matrices."""
     per_tile = (2 * slots.shape[1] + rows.shape[1]) * rows.shape[1]
     step = max(1, min(_CHUNK, rows.numel() + matrices.numel()) // per_tile)
     return zip(slots.split(step), owner.split(step), strict=True)
 
 
 def _gather(rows: Tensor, slots: Tensor) -> Tensor:
-    """The rows in a chunk of tiles, (t, T) -> (t, T, C); the last row of all in empty slots."""
+    """Return the rows of a chunk of tiles, (t, T) -> (t, T, C); empty slots get the last row."""
     return rows.index_select(0, slots.clamp(max=rows.shape[0] - 1).flatten()).view(*slots.shape, -1)
 
 
@@ -131,7 +255,7 @@ def _pair_tiles(x: Tensor, y: Tensor | None, slots: Tensor, sizes: Tensor) -> Te
     else:
         product = left.mT @ _gather(y, slots).masked_fill_(empty, 0)
         product = product + product.mT
-    # A NaN divisor makes the whole tile NaN, and so its segment.
+    # A NaN divisor makes the whole tile NaN, and with it its segment.
     poison = zero_or_nan(product.diagonal(dim1=-2, dim2=-1)).sum(-1)  # (t,)
     return product.div_((sizes + poison)[:, None, None])
 
@@ -151,7 +275,7 @@ def _(matrices: Tensor, x: Tensor, slots: Tensor, owner: Tensor, sizes: Tensor) 
 
 
 def _one_by_one(kernel: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, int]]:
-    """The vmap rule of a kernel that is batched already: run it for each example."""
+    """Return the vmap rule of a kernel that is already batched: run it for each example."""
 
     def rule(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> tuple[Tensor, int]:
         def example(number: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""Modules: stored arguments and one functional call."""
+"""Modules: pools, power normalizations, heads and relation descriptors."""
 
 from powerpool.nn.heads import DenseHead, FactoredHead
 from powerpool.nn.norms import ElementwisePowerNorm, SpectralPowerNorm

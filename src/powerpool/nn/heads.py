@@ -1,4 +1,4 @@
-"""Linear classifiers of symmetric matrices: from the matrix, or from its factors without forming it."""
+"""Linear classifiers of symmetric matrices, from the matrix or from its factors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from powerpool.vectorize import to_vector
 class DenseHead(nn.Module):
     r"""Logits :math:`\langle W_k, \Psi \rangle + b_k` of symmetric matrices :math:`\Psi` (*, C, C).
 
-    :math:`W_k` is symmetric and stored as its vector, so there are C(C+1)/2 weights for every class.
+    :math:`W_k` is symmetric and stored as its vector, so there are C(C+1)/2 weights per class.
 
     Example:
         >>> import torch, powerpool as pp
@@ -32,7 +32,7 @@ class DenseHead(nn.Module):
         self.linear = nn.Linear(size * (size + 1) // 2, classes)
 
     def forward(self, matrix: Tensor) -> Tensor:  # shape: (*, C, C) -> (*, classes)
-        """The logits."""
+        """Return the logits."""
         require_square(matrix)
         if matrix.shape[-1] != self.size:
             raise ShapeError(f"DenseHead of size {self.size} got matrices of shape {tuple(matrix.shape)}.")
@@ -40,13 +40,13 @@ class DenseHead(nn.Module):
 
 
 class FactoredHead(nn.Module):
-    r"""A low-rank bilinear classifier: the logits of a matrix :math:`X T X^T` from its factors, never C x C.
+    r"""A low-rank bilinear classifier of matrices :math:`X T X^T` given by their factors, without C x C matrices.
 
     .. math:: W_k = \sum_{r \le R} \sigma_r v_{kr} v_{kr}^T, \qquad
               \langle W_k, X T X^T \rangle = \sum_r \sigma_r\, (X^T v_{kr})^T\, T\, (X^T v_{kr})
 
-    with signs :math:`\sigma_r = +1, -1, +1, \dots`, so that a class can count evidence for and against. There are
-    R C weights for every class instead of C(C+1)/2. :meth:`to_dense` is the same classifier on matrices.
+    with signs :math:`\sigma_r = +1, -1, +1, \dots`, so that a class can have evidence for and against. There are R C
+    weights per class instead of C(C+1)/2. :meth:`to_dense` returns the same classifier on matrices.
 
     Example:
         >>> import torch, powerpool as pp
@@ -62,17 +62,17 @@ class FactoredHead(nn.Module):
         if size < 1 or classes < 1 or rank < 1:
             raise ArgumentError(f"FactoredHead needs size, classes, rank >= 1 (got {size}, {classes}, {rank}).")
         self.size, self.classes, self.rank = size, classes, rank
-        # Two factors of C^(-1/2): W_k then has the scale that nn.Linear would give it up to the rank.
+        # Two factors of C^(-1/2): W_k then has the scale of nn.Linear, up to the rank.
         self.weight = nn.Parameter(torch.randn(classes, rank, size) * size**-0.5)
         self.bias = nn.Parameter(torch.zeros(classes))
         self.register_buffer("signs", torch.tensor([1.0, -1.0]).repeat((rank + 1) // 2)[:rank], persistent=False)
 
     def forward(self, factor: GramFactor) -> Tensor:  # shape: (*, C, N), (*, N, N) -> (*, classes)
-        """The logits."""
+        """Return the logits."""
         if not isinstance(factor, GramFactor):
             raise DTypeError(
                 f"FactoredHead takes a GramFactor, from gram_factor or SecondOrderFactor2d "
-                f"(got {type(factor).__name__}); for matrices take to_dense()."
+                f"(got {type(factor).__name__}). For matrices use to_dense()."
             )
         if factor.features.shape[-2] != self.size:
             raise ShapeError(
@@ -86,11 +86,11 @@ class FactoredHead(nn.Module):
             return logits.to(self.weight.dtype)
 
     def dense_weight(self) -> Tensor:  # shape: (classes, C, C)
-        """The symmetric matrices W_k."""
+        """Return the symmetric matrices W_k."""
         return (self.weight.mT * self.signs) @ self.weight
 
     def to_dense(self) -> DenseHead:
-        """The same classifier on matrices: equal logits, C(C+1)/2 weights a class."""
+        """Return the same classifier on matrices: equal logits, C(C+1)/2 weights per class."""
         head = DenseHead(self.size, self.classes).to(self.weight)
         with torch.no_grad():
             head.linear.weight.copy_(to_vector(self.dense_weight()))
@@ -98,5 +98,5 @@ class FactoredHead(nn.Module):
         return head
 
     def extra_repr(self) -> str:
-        """Sizes."""
+        """Show the sizes."""
         return f"size={self.size}, classes={self.classes}, rank={self.rank}"

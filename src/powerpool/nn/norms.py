@@ -1,4 +1,4 @@
-"""Power normalizations as layers: matrices in, matrices of the same shape out."""
+"""Power normalizations of matrices as layers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from powerpool.solvers import Solver
 
 
 class ElementwisePowerNorm(nn.Module):
-    """A curve of every entry: :func:`powerpool.elementwise` as a layer.
+    """A curve applied to every entry: :func:`powerpool.elementwise` as a layer.
 
     Example:
         >>> import torch, powerpool as pp
@@ -39,12 +39,12 @@ class ElementwisePowerNorm(nn.Module):
         )
 
     def extra_repr(self) -> str:
-        """What is not in the curve."""
+        """Show the options beside the curve."""
         return f"eps={self.eps}"
 
 
 class SpectralPowerNorm(nn.Module):
-    """A curve of the spectrum: :func:`powerpool.spectral` as a layer.
+    """A curve applied to the spectrum: :func:`powerpool.spectral` as a layer.
 
     Example:
         >>> import torch, powerpool as pp
@@ -65,7 +65,7 @@ class SpectralPowerNorm(nn.Module):
     ) -> None:
         super().__init__()
         self.curve = curves.resolve(curve)
-        if solver != "auto":  # a contradiction of curve and solver shows here, not in the first batch
+        if solver != "auto":  # refuse a solver that cannot apply the curve here, not in the first batch
             functional.require_matrix_solver(solvers.resolve(solver), self.curve)
         self.solver = solver
         self.eps, self.check = eps, check
@@ -78,5 +78,5 @@ class SpectralPowerNorm(nn.Module):
         )
 
     def extra_repr(self) -> str:
-        """What is not in the curve."""
+        """Show the options beside the curve."""
         return f"solver={self.solver!r}, eps={self.eps}"

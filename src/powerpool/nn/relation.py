@@ -1,4 +1,4 @@
-"""Relation descriptors of few-shot learning: what a similarity network compares."""
+"""Relation descriptors for few-shot learning, the input of a similarity network."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ VARIANTS = ("outer", "outer+L", "outer+P")
 
 
 class RelationDescriptor(nn.Module):
-    r"""Support and query side by side, as power-normalized second-order matrices (Eq. concat_best, concat_new).
+    r"""Stack power-normalized second-order matrices of support and query (Eq. concat_best, concat_new).
 
     For J support sets :math:`\Phi_j` and a query :math:`\Phi^*`, the first channel is
 
@@ -65,7 +65,7 @@ class RelationDescriptor(nn.Module):
         query: Tensor,  # shape: (*, K, N)
         coordinates: Tensor | None = None,  # shape: (2Z, N)
     ) -> Tensor:  # shape: (*, 2, K', K'), K' = K + 2Z
-        """The two matrices, stacked; leading dimensions of support and query broadcast."""
+        """Return the two matrices, stacked; leading dimensions of support and query broadcast."""
         require_floating(support, "support")
         require_floating(query, "query")
         if support.ndim < 3 or query.ndim < 2 or support.shape[-2:] != query.shape[-2:]:
@@ -83,8 +83,8 @@ class RelationDescriptor(nn.Module):
         support: Tensor,  # shape: (*, J, K, N)
         coordinates: Tensor | None = None,  # shape: (2Z, N)
     ) -> Tensor:  # shape: (*, K', K')
-        """The first channel alone, for those who compare it with many queries."""
-        # Half precision is cast up once, before means are taken, and back once.
+        """Return the first channel alone, to compare it with many queries."""
+        # Half precision is cast up once, before any mean, and back once.
         return self._support(at_least_float32(support), coordinates).to(support.dtype)
 
     def query_matrix(
@@ -92,7 +92,7 @@ class RelationDescriptor(nn.Module):
         query: Tensor,  # shape: (*, K, N)
         coordinates: Tensor | None = None,  # shape: (2Z, N)
     ) -> Tensor:  # shape: (*, K', K')
-        """The second channel alone."""
+        """Return the second channel alone."""
         return self._pool(at_least_float32(query), coordinates).to(query.dtype)
 
     def _support(self, support: Tensor, coordinates: Tensor | None) -> Tensor:
@@ -119,5 +119,5 @@ class RelationDescriptor(nn.Module):
         )
 
     def extra_repr(self) -> str:
-        """What is not in the curve."""
+        """Show the options beside the curve."""
         return f"mode={self.mode!r}, variant={self.variant!r}, beta={self.beta}, solver={self.solver!r}, eps={self.eps}"

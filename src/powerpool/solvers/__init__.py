@@ -1,9 +1,9 @@
-"""How a curve is applied to a spectrum. One file per solver, and the table that chooses among them."""
+"""Solvers apply a curve to a spectrum; one file per solver, and the table that chooses among them."""
 
 from __future__ import annotations
 
 from powerpool.errors import ArgumentError, DoubleBackwardError, require_choice
-from powerpool.solvers.base import Solver
+from powerpool.solvers.base import FeatureSolver, MatrixSolver, Solver
 from powerpool.solvers.eigen import Eigen
 from powerpool.solvers.gram import Gram, GramFactor
 from powerpool.solvers.jitter import Jitter
@@ -17,9 +17,11 @@ __all__ = [
     "SOLVERS",
     "DoubleBackwardError",
     "Eigen",
+    "FeatureSolver",
     "Gram",
     "GramFactor",
     "Jitter",
+    "MatrixSolver",
     "NewtonSchulz",
     "Solver",
     "SolverChoice",
@@ -30,7 +32,7 @@ __all__ = [
 
 
 def resolve(solver: str | Solver) -> Solver:
-    """The solver of that name with its defaults; a solver is returned as it is.
+    """Return the solver of that name with its defaults; a solver is returned unchanged.
 
     Example:
         >>> from powerpool import solvers
@@ -41,5 +43,5 @@ def resolve(solver: str | Solver) -> Solver:
         return solver
     require_choice(solver, ("auto", *SOLVERS), "solver")
     if solver == "auto":
-        raise ArgumentError("'auto' stands for a choice that depends on the curve and the sizes: ask select_solver.")
+        raise ArgumentError("'auto' depends on the curve and the sizes: call select_solver to see what it chooses.")
     return SOLVERS[solver]()

@@ -1,4 +1,4 @@
-r"""The spectral form by eigendecomposition, with the Daleckii-Krein backward. Any curve, always exact."""
+r"""Eigendecomposition with the Daleckii-Krein backward: any curve, always exact."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ from typing import ClassVar
 from torch import Tensor
 
 from powerpool.curves.base import Curve, Parameter
-from powerpool.solvers.base import Solver
+from powerpool.solvers.base import MatrixSolver
 from powerpool.solvers.spectrum import SpectralForm, require_spectrum_in_domain, spectral_function
 
 
 @dataclass(frozen=True)
-class Eigen(Solver):
+class Eigen(MatrixSolver):
     r"""Eigendecomposition, for every curve.
 
     .. math:: \hat g(M) = U \operatorname{diag}(g(\lambda)) U^T, \qquad
               \frac{\partial L}{\partial M} = U \bigl((U^T \operatorname{sym}(G)\, U) \odot K\bigr) U^T, \qquad
               K_{ij} = \frac{g(\lambda_i)-g(\lambda_j)}{\lambda_i-\lambda_j}
 
-    with :math:`g'(\lambda_i)` on ties (Daleckii-Krein). The gradient divides by no eigenvalue gap, so equal
-    eigenvalues, rank-deficient matrices and the zero matrix need no jitter. Where :math:`g'(0)` is infinite (Gamma
-    below 1) the block of K between null vectors is 0. Double backward raises.
+    with :math:`g'(\lambda_i)` on ties (Daleckii-Krein). The gradient does not divide by eigenvalue gaps, so equal
+    eigenvalues, rank-deficient matrices and the zero matrix need no jitter. If :math:`g'(0)` is infinite (Gamma
+    below 1), the block of K between null vectors is 0. Double backward raises.
     """
 
     name: ClassVar[str] = "eigen"
     double_backward: ClassVar[bool] = False
 
     def apply(self, matrix: Tensor, curve: Curve, check: bool, round_off: float) -> Tensor:
-        """See :class:`Solver`."""
+        """See :class:`MatrixSolver`."""
         result, eigenvalues = spectral_function(matrix, _Value(curve, round_off))
         if check:
             require_spectrum_in_domain(eigenvalues, curve, round_off)
@@ -38,7 +38,7 @@ class Eigen(Solver):
 
 @dataclass(frozen=True)
 class _Value(SpectralForm):
-    """g itself."""
+    """The function g."""
 
     solver: ClassVar[str] = Eigen.name
 

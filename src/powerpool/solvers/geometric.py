@@ -1,60 +1,53 @@
-r"""The sum of powers :math:`T_n(K) = \sum_{k<n} (I-K)^k` by matrix products alone: what MaxExp is, divided by K.
+r"""The sum of powers :math:`T_n(K) = \sum_{k<n} (I-K)^k`, MaxExp divided by K, by matrix products alone.
 
 The chain carries :math:`T_m` and :math:`R_m = I - (I-K)^m = K T_m`, from :math:`T_1 = I`, :math:`R_1 = K`:
 
 .. math:: T_{fm} = T_m Q_f, \quad R_{fm} = R_m Q_f, \quad Q_f = \sum_{k<f} (I-R_m)^k, \qquad
           T_{m+1} = T_m + I - R_m, \quad R_{m+1} = R_m + K - R_m K
 
-The sums of two, three and five powers take no, one and two products, all of them squares:
+The sums of two, three and five powers take zero, one and two products, all of them squares:
 
 .. math:: Q_2 = 2I - R, \qquad Q_3 = R^2 - 3R + 3I, \qquad
           Q_5 = V^2 - \tfrac58 R + \tfrac{95}{64} I, \quad V = R^2 - \tfrac52 R + \tfrac{15}{8} I
 
 The derivative of a function of a symmetric matrix is self-adjoint: the gradient is the derivative in the direction of
-the gradient, and runs along the chain, not against it. There a square costs one product and any other product two.
+the gradient, and is computed along the chain, not in reverse. There a square costs one product and any other two.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from powerpool.linalg.precision import without_autocast
-from powerpool.linalg.products import symmetric_baddbmm, symmetric_bmm, twice_symmetric, twice_symmetric_times
-from powerpool.linalg.trace import Shift, connected, energy_of, inner, total_of, trace_of
+from powerpool.linalg.products import MatrixFunction, symmetric_baddbmm, symmetric_bmm, twice_symmetric
+from powerpool.linalg.trace import Shift, sandwich_by_trace
 from powerpool.solvers import replay
-from powerpool.solvers.replay import Recipe
 
 
 def geometric_sum(matrix: Tensor, terms: int) -> Tensor:  # shape: (*, N, N) -> (*, N, N)
-    """T_n of a symmetric matrix for n >= 2, differentiable twice."""
+    """Compute T_n of a symmetric matrix for n >= 2, differentiable twice."""
     return replay.run(_GeometricSum(_steps(terms)), matrix)
 
 
 def geometric_pool(features: Tensor, shift: Shift, terms: int) -> Tensor:  # shape: (*, C, N) -> (*, C, C)
-    r"""I - (I - P)^n, :math:`P = \Phi\Phi^T/t`, t = |Phi|^2 + shift, for n >= 2: all of it in one node.
+    r"""Compute I - (I - P)^n, :math:`P = \Phi\Phi^T/t`, t = |Phi|^2 + shift, for n >= 2, in one node.
 
     As :math:`X\,T_n(X^T X)\,X^T` with :math:`X = \Phi/\sqrt t`; differentiable twice.
     """
-    flat = features.reshape(-1, *features.shape[-2:])
-    if isinstance(shift, Tensor):
-        shift = shift.expand(*features.shape[:-2], 1, 1).reshape(-1, 1, 1)
-    result: Tensor = _GeometricPool.apply(flat, shift, _steps(terms))[0]
-    return result.reshape(*features.shape[:-1], features.shape[-2])
+    return sandwich_by_trace(features, shift, _GeometricSum(_steps(terms)))
 
 
 def _steps(terms: int) -> tuple[int, ...]:
-    # Dynamo warns of a cache that it cannot see through; the search itself it traces.
+    # Dynamo warns about functools.cache; it can trace the search itself.
     return _cheapest(terms) if torch.compiler.is_compiling() else chain(terms)
 
 
 @cache
 def chain(terms: int) -> tuple[int, ...]:
-    """The cheapest steps from T_1 to T_terms, counted over forward and backward: a factor 2, 3 or 5, or 1 for "plus 1".
+    """Return the cheapest steps from T_1 to T_terms over forward and backward: a factor 2, 3 or 5, or 1 for "plus 1".
 
     Example:
         >>> chain(50), products(50)
@@ -64,7 +57,7 @@ def chain(terms: int) -> tuple[int, ...]:
 
 
 def products(terms: int) -> tuple[int, int]:
-    """How many matrix products the chain takes: forward, backward."""
+    """Return the number of matrix products of the chain: forward, backward."""
     costs = _costs(chain(terms))
     return sum(forward for forward, _ in costs), sum(backward for _, backward in costs)
 
@@ -74,7 +67,7 @@ def _cheapest(terms: int) -> tuple[int, ...]:
 
 
 def _options(terms: int, known: dict[int, tuple[int, ...]]) -> list[tuple[int, ...]]:
-    """For each last step the cheapest way there."""
+    """Return the cheapest chain for each possible last step."""
     options = [(*_way(terms // factor, known), factor) for factor in (2, 3, 5) if terms % factor == 0]
     if terms % 2 == 1:
         options.append((*_way(terms - 1, known), 1))
@@ -82,7 +75,7 @@ def _options(terms: int, known: dict[int, tuple[int, ...]]) -> list[tuple[int, .
 
 
 def _way(terms: int, known: dict[int, tuple[int, ...]]) -> tuple[int, ...]:
-    """The cheapest steps to T_terms and R_terms, where the chain goes on."""
+    """Return the cheapest steps to T_terms and R_terms, if the chain continues."""
     if terms == 1:
         return ()
     if terms not in known:
@@ -95,7 +88,7 @@ _PRODUCT = (1, 2)
 
 
 def _costs(steps: tuple[int, ...]) -> list[tuple[int, int]]:
-    """Products forward and backward, one pair for each product of the chain."""
+    """Return the products forward and backward, one pair for each product of the chain."""
     costs = []
     for position, step in enumerate(steps):
         costs += [_SQUARE] * {1: 0, 2: 0, 3: 1, 5: 2}[step]  # of Q
@@ -107,7 +100,7 @@ def _costs(steps: tuple[int, ...]) -> list[tuple[int, int]]:
 
 
 @dataclass(frozen=True)
-class _GeometricSum(Recipe):
+class _GeometricSum(MatrixFunction):
     steps: tuple[int, ...]
 
     def forward(self, matrix: Tensor) -> tuple[Tensor, list[Tensor]]:
@@ -117,61 +110,9 @@ class _GeometricSum(Recipe):
         return _derivative(matrix, grad, self.steps, kept)
 
 
-class _GeometricPool(torch.autograd.Function):
-    r"""With :math:`X = \Phi/\sqrt t` and :math:`K = X^T X` the value is :math:`X T X^T`. Its gradient, with
-    :math:`Y = (G + G^T) X`, D the derivative of T at K in the direction :math:`Z = X^T Y`, and
-    :math:`c = \langle Z, T\rangle + \langle K, D\rangle` for what the trace takes back:
-
-    .. math:: (Y T + X (D - c I)) / \sqrt t
-
-    X itself is never made: it would be kept, and is as large as the features. Every product is divided by the root of t
-    on its way, never by t at once, so that features of 1e-19 and of 1e18 stay within the range of float32.
-    """
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(features: Tensor, shift: Shift, steps: tuple[int, ...]) -> tuple[Tensor, ...]:
-        gram = torch.bmm(features.mT, features)
-        total = total_of(trace_of(gram)[:, None, None], shift)
-        root = total.sqrt()
-        gram = gram / total
-        core, kept = _forward(gram, steps)
-        left = torch.bmm(features, core / root).div_(root)
-        return torch.bmm(left, features.mT), total, gram, core, *kept
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Shift, tuple[int, ...]], output: tuple[Tensor, ...]) -> None:
-        features, _, ctx.steps = inputs
-        ctx.mark_non_differentiable(*output[1:])
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(features, *output[1:])
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, None, None]:
-        if grad is None:
-            return None, None, None
-        features, total, gram, core, *kept = ctx.saved_tensors
-        with without_autocast(features):
-            if torch.is_grad_enabled():  # what was kept is a constant to autograd
-                total = connected(total, energy_of(features))
-                gram = torch.bmm(features.mT, features) / total
-                core, kept = _forward(gram, ctx.steps)
-            root = total.sqrt()
-            weighted = twice_symmetric_times(grad, features).div_(root)
-            direction = torch.bmm(features.mT, weighted) / root
-            slope = _derivative(gram, direction, ctx.steps, list(kept))
-            taken = (inner(direction, core) + inner(gram, slope)) / root
-            slope = slope / root
-            slope.diagonal(dim1=-2, dim2=-1).sub_(taken.squeeze(-1))
-            result = torch.bmm(weighted, core)
-            del weighted
-            return result.add_(torch.bmm(features, slope)).div_(root), None, None
-
-
 def _forward(gram: Tensor, steps: tuple[int, ...]) -> tuple[Tensor, list[Tensor]]:
-    """T_n, and what :func:`_derivative` needs beside K, in the order in which it takes them."""
-    rest = total = gram  # R_1 = K; T_1 = I is never used, as the first step is a factor
+    """Compute T_n, and the matrices that :func:`_derivative` needs beside K, in the order in which it takes them."""
+    rest = total = gram  # R_1 = K; T_1 = I is never used, because the first step is a factor
     kept: list[Tensor] = []
     for position, step in enumerate(steps):
         last = position + 1 == len(steps)
@@ -181,7 +122,7 @@ def _forward(gram: Tensor, steps: tuple[int, ...]) -> tuple[Tensor, list[Tensor]
             total = _plus_identity(total - rest, 1.0)
             rest = rest if last else symmetric_baddbmm(rest + gram, rest, gram, alpha=-1)
             continue
-        if position > 1:  # after the first step T is its quotient
+        if position > 1:  # after the first step T is the quotient
             kept.append(total)
         if step == 2:
             total = _plus_identity(-rest, 2.0) if position == 0 else _doubled(total, rest)
@@ -197,7 +138,7 @@ def _forward(gram: Tensor, steps: tuple[int, ...]) -> tuple[Tensor, list[Tensor]
 
 
 def _derivative(gram: Tensor, direction: Tensor, steps: tuple[int, ...], kept: list[Tensor]) -> Tensor:
-    """The derivative of T_n at K in a symmetric direction; consumes ``kept`` from its front."""
+    """Compute the derivative of T_n at K in a symmetric direction; consumes ``kept`` from the front."""
     rest = total = gram
     rest_slope = total_slope = direction
     for position, step in enumerate(steps):
@@ -236,12 +177,12 @@ def _derivative(gram: Tensor, direction: Tensor, steps: tuple[int, ...], kept: l
 
 
 def _doubled(matrix: Tensor, rest: Tensor) -> Tensor:
-    """M Q_2 = 2 M - M R, for M = T_m and M = R_m."""
+    """Compute M Q_2 = 2 M - M R, for M = T_m and M = R_m."""
     return symmetric_baddbmm(matrix, matrix, rest, beta=2, alpha=-1)
 
 
 def _quotient(rest: Tensor, factor: int) -> tuple[Tensor, list[Tensor]]:
-    """Q_3 or Q_5, and what its derivative needs beside R."""
+    """Compute Q_3 or Q_5, and the matrices that its derivative needs beside R."""
     if factor == 3:
         return _plus_identity(symmetric_baddbmm(rest, rest, rest, beta=-3), 3.0), []
     root = _plus_identity(symmetric_baddbmm(rest, rest, rest, beta=-5 / 2), 15 / 8)
@@ -249,7 +190,7 @@ def _quotient(rest: Tensor, factor: int) -> tuple[Tensor, list[Tensor]]:
 
 
 def _quotient_derivative(rest: Tensor, slope: Tensor, factor: int, kept: list[Tensor]) -> Tensor:
-    """The derivative of Q_3 or Q_5 where that of R is ``slope``, symmetric; consumes ``kept`` from its front."""
+    """Compute the derivative of Q_3 or Q_5 for the symmetric derivative ``slope`` of R; consumes ``kept``."""
     if factor == 3:
         return twice_symmetric(torch.baddbmm(slope, slope, rest, beta=-3 / 2))
     half = torch.baddbmm(slope, slope, rest, beta=-5 / 4)
@@ -258,13 +199,13 @@ def _quotient_derivative(rest: Tensor, slope: Tensor, factor: int, kept: list[Te
 
 
 def _product_derivative(a: Tensor, a_slope: Tensor, b: Tensor, b_slope: Tensor) -> Tensor:
-    """Of A B; symmetric without help, as A and B commute all along."""
+    """Compute the derivative of A B; it is symmetric, because A and B commute on the whole path."""
     return torch.baddbmm(torch.bmm(a_slope, b), a, b_slope)
 
 
 def _plus_identity(matrix: Tensor, weight: float) -> Tensor:
-    """M + weight I, in the memory of M: only for a matrix that nobody else holds."""
-    if torch.compiler.is_compiling():  # a diagonal that is written to has no form in ONNX
+    """Compute M + weight I in place, for a matrix that is not used elsewhere."""
+    if torch.compiler.is_compiling():  # writing to a diagonal cannot be exported to ONNX
         return matrix + weight * torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
     matrix.diagonal(dim1=-2, dim2=-1).add_(weight)
     return matrix

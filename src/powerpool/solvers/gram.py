@@ -1,4 +1,4 @@
-r"""The spectral form from features, in the space of locations: exact, and cheap where there are few of them."""
+r"""The spectral form from features, in the space of locations: exact, and cheap if there are few of them."""
 
 from __future__ import annotations
 
@@ -11,55 +11,54 @@ from torch import Tensor
 from powerpool.checks import round_off
 from powerpool.curves._forms import safe_divide
 from powerpool.curves.base import Curve, IntegerPower, Parameter
-from powerpool.errors import ArgumentError
 from powerpool.linalg.products import inner_product, sandwich
-from powerpool.solvers.base import Solver
-from powerpool.solvers.geometric import geometric_sum
+from powerpool.linalg.trace import Terms
+from powerpool.moments.dense import Sets
+from powerpool.solvers.base import FeatureSolver
+from powerpool.solvers.geometric import geometric_pool, geometric_sum
 from powerpool.solvers.spectrum import SpectralForm, spectral_function
 from powerpool.solvers.squaring import integer_power
 
 
 @dataclass(frozen=True, eq=False)
 class GramFactor:
-    r"""The matrix :math:`X T X^T`, kept as its factors: ``features`` X (*, C, N) and symmetric ``core`` T (*, N, N)."""
+    r"""The matrix :math:`X T X^T` as its factors: ``features`` X (*, C, N) and symmetric ``core`` T (*, N, N)."""
 
     features: Tensor
     core: Tensor
 
     def dense(self) -> Tensor:  # shape: (*, C, C)
-        """The matrix itself."""
+        """Compute the matrix."""
         return sandwich(self.features, self.core)
 
 
-# So that vmap and export can see through it.
+# Lets vmap and export treat the two tensors as outputs.
 torch.export.register_dataclass(GramFactor)
 
 
 @dataclass(frozen=True)
-class Gram(Solver):
-    r"""Never works in C x C: every curve has :math:`g(0) = 0`, so with :math:`K = X^T X` (N x N)
+class Gram(FeatureSolver):
+    r"""Computes with N x N matrices: every curve has :math:`g(0) = 0`, so with :math:`K = X^T X`
 
     .. math:: \hat g(X X^T) = X\, h(K)\, X^T, \qquad h(\lambda) = g(\lambda)/\lambda
 
-    MaxExp with integer eta needs no eigenvalues: :math:`h(K) = \sum_{k<\eta} (I-K)^k` by doubling. Other curves take
-    the eigendecomposition of the small K, with the Daleckii-Krein backward of h. Where the slope at 0 is infinite the
-    null space is dropped. Double backward is right for integer powers, and raises for the others.
+    MaxExp with integer eta needs no eigenvalues: :math:`h(K) = \sum_{k<\eta} (I-K)^k` is a chain of products. Other
+    curves need the eigendecomposition of the small K, with the Daleckii-Krein backward of h. If the slope at 0 is
+    infinite, the null space is dropped. Double backward is supported for integer powers, and raises for other curves.
     """
 
     name: ClassVar[str] = "gram"
-    double_backward: ClassVar[bool] = False  # of the general case; integer powers have it
+    double_backward: ClassVar[bool] = False  # in general; integer powers support it
 
-    NEEDS_FEATURES: ClassVar[str] = (
-        "solver 'gram' needs features, not a matrix: call second_order_pool(features, curve, solver='gram'), or pick "
-        "'eigen' or 'squaring' for a matrix."
-    )
-
-    def apply(self, matrix: Tensor, curve: Curve, check: bool, round_off: float) -> Tensor:
-        """Not from a matrix: always an error that says so."""
-        raise ArgumentError(self.NEEDS_FEATURES)
+    def apply(self, features: Sets, curve: Curve, terms: Terms) -> Tensor:
+        """See :class:`FeatureSolver`."""
+        exponent = None if terms.has_residual else _whole_power(curve)
+        if exponent is None:
+            return factorize(features, curve, terms).dense()
+        return geometric_pool(features.values, features.number * terms.eps, exponent)
 
     def factor(self, features: Tensor, curve: Curve) -> GramFactor:  # shape: (*, C, N)
-        """The curve of the spectrum of ``features @ features.mT``, as factors."""
+        """Apply the curve to the spectrum of ``features @ features.mT``, and return the factors."""
         gram = inner_product(features)  # (*, N, N)
         power = None if curve.is_learnable else curve.integer_power()
         if power is None:
@@ -70,8 +69,21 @@ class Gram(Solver):
         return GramFactor(features, core)
 
 
-def whole_power(curve: Curve) -> int | None:
-    """n where the curve is 1 - (1-p)^n of a matrix divided by its trace, for a fixed integer n >= 2; else ``None``."""
+def factorize(features: Sets, curve: Curve | None, terms: Terms) -> GramFactor:
+    """Return the factors of the power-normalized moment of features, with its residual terms."""
+    scaled = terms.divide_features(features.values, features.number, curve)
+    locations = scaled.p.shape[-1]
+    identity = torch.eye(locations, dtype=scaled.p.dtype, device=scaled.p.device)
+    if curve is None:
+        core = identity.expand(*scaled.p.shape[:-2], locations, locations)
+    else:
+        core = Gram().factor(scaled.p, curve).core
+    # The residual terms act on the small core: X X^T is X I X^T.
+    return GramFactor(scaled.p, terms.add_residual(core, scaled._replace(p=identity)))
+
+
+def _whole_power(curve: Curve) -> int | None:
+    """Return n if the curve divides by the trace and is 1 - (1-p)^n for a fixed integer n >= 2; else ``None``."""
     power = None if curve.is_learnable or not curve.trace_normalize else curve.integer_power()
     if power is None or not power.complement or power.exponent == 1 or power.scale != 1:
         return None
@@ -79,7 +91,7 @@ def whole_power(curve: Curve) -> int | None:
 
 
 def _integer_ratio(gram: Tensor, power: IntegerPower) -> Tensor:  # shape: (*, N, N) -> (*, N, N)
-    """h(K) of an integer power: (1 - (1-K)^n)/K, or K^(n-1)."""
+    """Compute h(K) of an integer power: (1 - (1-K)^n)/K, or K^(n-1)."""
     if power.exponent == 1:
         identity = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
         return power.scale * identity.expand(gram.shape)
@@ -91,16 +103,16 @@ def _integer_ratio(gram: Tensor, power: IntegerPower) -> Tensor:  # shape: (*, N
 
 @dataclass(frozen=True)
 class _Ratio(SpectralForm):
-    """h = g/l, and 0 on what is null by the shape of X."""
+    """The function h = g/l, and 0 on the null space that follows from the shape of X."""
 
     solver: ClassVar[str] = Gram.name
 
     null: int
-    """N - C, where positive: so many eigenvalues of K, the smallest, are 0 whatever round-off makes of them. h(0) need
-    not be, and would let the round-off of X v in: features of 1e6 and AsinhE gave 40 for 30."""
+    """N - C if positive: the number of eigenvalues of K, the smallest, that are 0 up to round-off. Using h(0) for them
+    would add the round-off of X v: features of 1e6 with AsinhE gave 40 instead of 30."""
 
     def points(self, eigenvalues: Tensor) -> Tensor:
-        """Eigenvalues inside the domain and not below round-off: there |X v|^2 is noise, and h(0) may be large."""
+        """Clamp eigenvalues from below at round-off as well: there |X v|^2 is noise, and h(0) may be large."""
         floor = self.noise(eigenvalues)
         inside = super().points(eigenvalues)
         return inside if self.curve.has_infinite_slope else torch.where(inside < floor, floor, inside)
@@ -109,16 +121,16 @@ class _Ratio(SpectralForm):
         return self._without_null(self.curve._ratio(points, theta))
 
     def loewner_product(self, rotated: Tensor, points: Tensor, theta: Parameter) -> Tensor:
-        """``rotated`` times h[a,b] = (g[a,b] - h(low)) / high.
+        """Multiply ``rotated`` by h[a,b] = (g[a,b] - h(low)) / high.
 
-        The subtraction loses digits where both eigenvalues are small, but there the gradient that it multiplies is
-        small with them (it carries X on both sides): against the whole gradient the loss is round-off. For the same
-        reason the division comes last: h[a,b] alone overflows, of Gamma(1/2) in float32 from eigenvalues of 1e-26.
+        The subtraction loses digits if both eigenvalues are small, but then ``rotated`` is small too (it contains X on
+        both sides): relative to the whole gradient the loss is round-off. For the same reason the division comes last:
+        h[a,b] alone overflows, for Gamma(1/2) in float32 at eigenvalues of 1e-26.
         """
         a, b = torch.broadcast_tensors(points.unsqueeze(-1), points.unsqueeze(-2))
         high, low = torch.maximum(a, b), torch.minimum(a, b)
         difference = self.curve._divided_difference(high, low, theta) - self.curve._ratio(low, theta)
-        # A pair with a dropped vector has h = 0 by convention, not by continuity; X v = 0 makes its share 0.
+        # A pair with a dropped vector has h = 0 by convention, not by continuity; its share is 0 because X v = 0.
         if self.curve.has_infinite_slope:
             difference = torch.where(low > 0, difference, 0.0)
         if self.null:

@@ -11,19 +11,19 @@ from torch import Tensor
 from powerpool.checks import nan_unless_finite
 from powerpool.curves.base import Curve
 from powerpool.errors import ArgumentError, DomainError
-from powerpool.solvers.base import Solver
+from powerpool.solvers.base import MatrixSolver
 from powerpool.solvers.spectrum import from_eigen, require_spectrum_in_domain
 
 
 @dataclass(frozen=True)
-class Jitter(Solver):
+class Jitter(MatrixSolver):
     r"""Generalized Spectral Power Normalization as published (Algorithm 1), for comparison; use ``eigen`` to train.
 
     .. math:: U \Lambda U^T = M + \operatorname{diag}(k\,\xi), \qquad
               \xi_i \sim \mathcal{U}(\epsilon', \epsilon' + d\epsilon')
 
-    with :math:`k = 1, 2, \dots` until all eigenvalues differ; backward is autograd's through the eigenvectors, which
-    divides by the gaps and so stays noisy. The answer is that of a slightly different, random matrix: the noise comes
+    with :math:`k = 1, 2, \dots` until all eigenvalues differ. Backward is that of autograd through the eigenvectors,
+    which divides by the gaps and is noisy. The result is that of a slightly different, random matrix: the noise comes
     from torch's global generator, and the result is not exact.
     """
 
@@ -31,7 +31,7 @@ class Jitter(Solver):
     exact: ClassVar[bool] = False
 
     gap: float = 1e-6
-    """The paper's epsilon', the spectral gap aimed at."""
+    """The paper's epsilon', the intended spectral gap."""
     attempts: int = 10
 
     def __post_init__(self) -> None:
@@ -39,7 +39,7 @@ class Jitter(Solver):
             raise ArgumentError(f"Jitter needs gap > 0 and attempts >= 1 (got {self.gap} and {self.attempts}).")
 
     def apply(self, matrix: Tensor, curve: Curve, check: bool, round_off: float) -> Tensor:
-        """See :class:`Solver`."""
+        """See :class:`MatrixSolver`."""
         size = matrix.shape[-1]
         mark = nan_unless_finite(matrix)[..., None, None]
         matrix = torch.where(mark == 0, matrix, 0.0)  # LAPACK raises on NaN, for the whole batch
@@ -53,5 +53,5 @@ class Jitter(Solver):
                 return from_eigen(vectors, curve.value(eigenvalues.clamp(min=low, max=high))) + mark
         raise DomainError(
             f"Jitter of gap {self.gap:g} did not separate the eigenvalues of the matrix in {self.attempts} attempts: "
-            "the matrix is too large in scale for it. Use solver='eigen', which needs no jitter."
+            "the scale of the matrix is too large. Use solver='eigen', which needs no jitter."
         )

@@ -1,4 +1,4 @@
-r"""The matrix square root by Newton-Schulz iteration: approximate, products only, the baseline everyone knows."""
+r"""The matrix square root by Newton-Schulz iteration: approximate, and products only."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from torch import Tensor
 from powerpool.curves.base import Curve
 from powerpool.curves.gamma import Gamma
 from powerpool.errors import ArgumentError, NotPositiveError
-from powerpool.linalg.products import symmetrize
+from powerpool.linalg.products import MatrixFunction, symmetrize
+from powerpool.linalg.trace import trace_of
 from powerpool.solvers import replay
-from powerpool.solvers.base import Solver, require_pairwise_positive
-from powerpool.solvers.replay import Recipe
+from powerpool.solvers.base import MatrixSolver, require_pairwise_positive
 
 
 @dataclass(frozen=True)
-class NewtonSchulz(Solver):
+class NewtonSchulz(MatrixSolver):
     r"""Coupled Newton-Schulz iteration for Gamma(1/2), as in iSQRT-COV (Li et al., CVPR 2018).
 
     .. math:: Y_0 = M/\operatorname{tr} M,\ Z_0 = I, \qquad W_k = \tfrac12 (3I - Z_k Y_k),\quad
               Y_{k+1} = Y_k W_k,\ Z_{k+1} = W_k Z_k, \qquad M^{1/2} \approx \sqrt{\operatorname{tr} M}\; Y_K
 
     Approximate: small eigenvalues converge last, and on ill-conditioned input the relative error is about 0.5 after 5
-    iterations. More iterations are not always better: what round-off leaves in the null space of a singular matrix
-    grows by 1.5 with each, and in float32 the iteration diverges from about 25 on. The backward is that of the
-    iteration itself, written out; the zero matrix has value and gradient 0. Double backward is right. Positivity is
-    checked as far as ``squaring`` can (see there), and a result that is not finite is refused.
+    iterations. More iterations are not always better: round-off in the null space of a singular matrix grows by 1.5
+    with each, and in float32 the iteration diverges from about 25 on. The backward is that of the iteration; the zero
+    matrix has value and gradient 0. Double backward is supported. Positivity is checked as in ``squaring``, and a
+    result that is not finite is refused.
     """
 
     name: ClassVar[str] = "newton_schulz"
@@ -41,33 +41,33 @@ class NewtonSchulz(Solver):
             raise ArgumentError(f"NewtonSchulz needs iterations >= 1 (got {self.iterations}); iSQRT-COV uses 5.")
 
     def refusal(self, curve: Curve) -> str | None:
-        """Only the square root."""
+        """Refuse everything but the square root."""
         if isinstance(curve, Gamma) and not curve.is_learnable and curve.gamma == 0.5:
             return None
         return "it computes the square root only, Gamma(gamma=0.5). Use solver='eigen' for any other curve."
 
     def apply(self, matrix: Tensor, curve: Curve, check: bool, round_off: float) -> Tensor:
-        """See :class:`Solver`."""
+        """See :class:`MatrixSolver`."""
         if check:
             require_pairwise_positive(matrix, type(curve).__name__, round_off)
-        trace = matrix.diagonal(dim1=-2, dim2=-1).sum(-1)[..., None, None]
-        # The zero matrix is divided by 1 and multiplied by 0: its gradient is 0, as Gamma's convention at 0 has it.
+        trace = trace_of(matrix)[..., None, None]
+        # The zero matrix is divided by 1 and multiplied by 0: its gradient is 0, by the convention of Gamma at 0.
         positive = trace > 0
         divisor = torch.where(positive, trace, 1.0)
         root = replay.run(_Iteration(self.iterations), matrix / divisor)
-        # The iterates rise to sqrt(lambda), and these squared sum to 1: more is divergence, which may still be finite.
+        # The iterates rise to sqrt(lambda), whose squares sum to 1: more means divergence, even if it is finite.
         diverged = root.detach().square().sum((-2, -1), keepdim=True) > 1.01
         if check and not bool((~diverged & torch.isfinite(root.detach()).all(-1, True).all(-2, True)).all()):
             raise NotPositiveError(
                 f"Newton-Schulz diverged in {self.iterations} iterations: the matrix is indefinite, too small for its "
-                "dtype, or singular up to round-off, whose null space grows by 1.5 an iteration. Take fewer "
-                "iterations, or solver='eigen'."
+                "dtype, or singular up to round-off, which grows by 1.5 in each iteration. Use fewer iterations, or "
+                "solver='eigen'."
             )
         return root * torch.where(diverged, torch.nan, torch.where(positive, divisor.sqrt(), trace))
 
 
 @dataclass(frozen=True)
-class _Iteration(Recipe):
+class _Iteration(MatrixFunction):
     iterations: int
 
     def forward(self, matrix: Tensor) -> tuple[Tensor, list[Tensor]]:
@@ -78,13 +78,13 @@ class _Iteration(Recipe):
 
 
 def _step(y: Tensor, z: Tensor | None) -> Tensor:
-    """W = (3I - ZY)/2; Z = I in the first step."""
+    """Compute W = (3I - ZY)/2; Z = I in the first step."""
     identity = torch.eye(y.shape[-1], dtype=y.dtype, device=y.device)
     return 1.5 * identity - 0.5 * (y if z is None else torch.bmm(z, y))
 
 
 def _forward(matrix: Tensor, iterations: int) -> tuple[Tensor, list[Tensor]]:
-    """Y_K, and the iterates Y_k, Z_k before every step but the first."""
+    """Compute Y_K, and the iterates Y_k, Z_k before every step but the first."""
     y, z, kept = matrix, None, []
     for k in range(iterations):
         w = _step(y, z)
@@ -96,7 +96,7 @@ def _forward(matrix: Tensor, iterations: int) -> tuple[Tensor, list[Tensor]]:
 
 
 def _backward(matrix: Tensor, grad_y: Tensor, kept: list[Tensor]) -> Tensor:
-    """The gradient of the input; iterates are symmetric and commute, gradients need not."""
+    """Compute the gradient of the input; iterates are symmetric and commute, gradients need not."""
     grad_z: Tensor | None = None
     while kept:
         z, y = kept.pop(), kept.pop()

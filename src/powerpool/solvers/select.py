@@ -1,4 +1,4 @@
-"""Which solver ``auto`` means: a table that can be read and asked."""
+"""The table behind ``solver="auto"``."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from powerpool import curves
 from powerpool.curves.base import Curve
 from powerpool.errors import ArgumentError
 
-# Ratios of locations to channels below which the Gram form is taken: those of the smallest worst loss on the measured
-# table in results/bench/solvers.json, and the one where floating-point operations cross.
+# Ratios of locations to channels below which the Gram form is chosen: the ones with the smallest worst-case loss on the
+# measured table in results/bench/solvers.json, and the one at which floating-point operations are equal.
 GRAM_BELOW_SQUARING = 0.8
 GRAM_BELOW_SQUARING_SMALL = 0.35
 GRAM_BELOW_SQUARING_BY_COUNT = 0.8
 GRAM_BELOW_EIGEN = 0.8
 SMALL = 32
-"""Below so many channels the number of calls counts, not the size of the matrices."""
+"""Below this number of channels the number of calls dominates, not the size of the matrices."""
 
 
 @dataclass(frozen=True)
 class SolverChoice:
-    """A solver's name and why it was chosen."""
+    """The name of a solver and why it was chosen."""
 
     name: str
     reason: str
@@ -35,7 +35,7 @@ def select_solver(
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
 ) -> SolverChoice:
-    """The solver that ``solver="auto"`` takes; the first row that applies:
+    """Choose the solver for ``solver="auto"``: the first row that applies.
 
     ====  ==========================================================================  =============
     row   condition                                                                   solver
@@ -48,14 +48,14 @@ def select_solver(
     5     otherwise                                                                   ``eigen``
     ====  ==========================================================================  =============
 
-    Only exact solvers are chosen. ``locations`` is ``None`` where only a matrix is at hand: rows 2 and 5.
+    Only exact solvers are chosen. ``locations`` is ``None`` if only a matrix is given: rows 2 and 5.
 
     The ratios are measured on the CPU, forward and backward, for 16 to 512 channels: on the stored table of
-    ``powerpool bench solvers`` no choice takes more than 1.5 times the best. Elsewhere nothing was measured, and counts
-    decide: floating-point operations in products for row 1, and in row 3 every N < C, as a batched eigendecomposition
-    is what takes long on CUDA, and the smaller one is the better. Row 4 is for accuracy: a curve that is steep at 0,
-    such as AsinhE of large features, makes much of what round-off leaves of the null space of M, and K has none.
-    ``dtype`` is there so that the table can grow rows that depend on it.
+    ``powerpool bench solvers`` no choice takes more than 1.5 times the best. On other devices operation counts decide:
+    floating-point operations in products for row 1, and every N < C in row 3, because a batched eigendecomposition
+    dominates on CUDA and the smaller one is faster. Row 4 is for accuracy: a curve that is steep at 0, such as AsinhE
+    of large features, amplifies round-off in the null space of M, and K has none. ``dtype`` is reserved for rows that
+    depend on it.
 
     Example:
         >>> import powerpool as pp
@@ -66,7 +66,8 @@ def select_solver(
         >>> pp.select_solver(pp.HDP(t=0.01), channels=64).name
         'eigen'
     """
-    curve = curves.resolve(curve)
+    if not isinstance(curve, Curve):
+        curve = curves.resolve(curve)
     if channels < 1 or (locations is not None and locations < 1):
         raise ArgumentError(f"select_solver needs channels, locations >= 1 (got {channels} and {locations}).")
     if torch.device(device).type != "cpu":
@@ -85,7 +86,7 @@ def select_solver(
         return SolverChoice(
             "gram", f"{locations} locations < {channels} channels: K has no null space for a steep curve"
         )
-    why = "its parameter is a tensor" if curve.is_learnable else "the curve is no integer power"
+    why = "its parameter is a tensor" if curve.is_learnable else "the curve is not an integer power"
     return SolverChoice("eigen", f"{why}: eigenvalues of the {channels} x {channels} matrix")
 
 

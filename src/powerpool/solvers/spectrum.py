@@ -1,4 +1,4 @@
-"""Functions of the spectrum of a symmetric matrix: eigendecomposition, and the Daleckii-Krein backward."""
+"""Functions of the spectrum of a symmetric matrix: eigendecomposition and the Daleckii-Krein backward."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from powerpool.linalg.products import symmetrize
 
 @dataclass(frozen=True)
 class SpectralForm(ABC):
-    """A function f of eigenvalues, made from a curve, with what its backward needs."""
+    """A function f of eigenvalues, derived from a curve, with its derivatives."""
 
     solver: ClassVar[str]
     curve: Curve
     round_off: float
-    """How far below the domain, relative to the largest, an eigenvalue is still its end."""
+    """How far outside the domain, relative to the largest, an eigenvalue is moved to its end."""
 
     def points(self, eigenvalues: Tensor) -> Tensor:  # shape: (*, C) -> (*, C)
-        """Eigenvalues as the curve may see them: inside its domain, or NaN.
+        """Move the eigenvalues into the domain of the curve, or set them to NaN.
 
-        Where the slope at 0 is infinite, eigenvalues that are 0 up to round-off are 0: they span the null space, which
-        the curve drops.
+        If the slope at 0 is infinite, eigenvalues that are 0 up to round-off become 0: they span the null space, which
+        is dropped.
         """
         inside = self.curve.into_domain(eigenvalues, (-1,), self.round_off)
         if not self.curve.has_infinite_slope:
@@ -39,27 +39,27 @@ class SpectralForm(ABC):
 
     @staticmethod
     def noise(eigenvalues: Tensor) -> Tensor:  # shape: (*, C) -> (*, 1)
-        """What round-off makes of an eigenvalue 0."""
-        # Eigenvalues of an exactly singular moment of up to 512 channels stay within 7 ulp of the largest; a bound of
-        # C ulp would drop real ones, and with them 2 % of a square root at 512 channels.
+        """Return the round-off of an eigenvalue 0."""
+        # Zero eigenvalues of a singular moment of up to 512 channels stay within 7 ulp of the largest; a bound of C ulp
+        # would drop real ones, and with them 2 % of a square root at 512 channels.
         ulps = max(8.0, math.sqrt(eigenvalues.shape[-1]))
         return ulps * torch.finfo(eigenvalues.dtype).eps * eigenvalues.abs().amax(-1, keepdim=True)
 
     @abstractmethod
     def value(self, points: Tensor, theta: Parameter) -> Tensor:  # shape: (*, C) -> (*, C)
-        """f of the eigenvalues."""
+        """Compute f of the eigenvalues."""
 
     @abstractmethod
     def loewner_product(self, rotated: Tensor, points: Tensor, theta: Parameter) -> Tensor:  # shape: (*, C, C)
-        """``rotated`` times the divided differences of f, entry by entry."""
+        """Multiply ``rotated`` by the divided differences of f, entry by entry."""
 
     @abstractmethod
     def parameter_slope(self, points: Tensor, theta: Parameter) -> Tensor:  # shape: (*, C) -> (*, C)
-        """df/dtheta at the eigenvalues."""
+        """Compute df/dtheta at the eigenvalues."""
 
 
 def spectral_function(matrix: Tensor, form: SpectralForm) -> tuple[Tensor, Tensor]:  # shape: (*, C, C), (*, C)
-    """U f(lambda) U^T, and the eigenvalues as they came, for checks. Double backward raises."""
+    """Compute U f(lambda) U^T; also return the eigenvalues, for checks. Double backward raises."""
     result, eigenvalues, _ = _SpectralFunction.apply(matrix, one_parameter(form.curve, matrix), form)
     return result, eigenvalues
 
@@ -101,12 +101,12 @@ class _SpectralFunction(torch.autograd.Function):
 
 
 def eigh(matrix: Tensor) -> tuple[Tensor, Tensor]:  # shape: (*, C, C) -> (*, C), (*, C, C)
-    """Eigenvalues and vectors, with a second try where LAPACK fails.
+    """Compute eigenvalues and eigenvectors, with a second attempt if LAPACK fails.
 
-    A matrix with NaN or infinity has NaN eigenvalues; LAPACK would raise, for the whole batch. In float32, matrices of
-    very low rank sometimes come back with NaN vectors (one in a thousand constant 12 x 12 matrices, with MKL) or raise;
-    in float64 and at another scale the same matrices pass. While tracing there are no values to look at, and no second
-    try.
+    A matrix with NaN or infinity has NaN eigenvalues; LAPACK would raise for the whole batch. In float32, matrices of
+    very low rank sometimes give NaN vectors (one in a thousand constant 12 x 12 matrices, with MKL) or raise; in
+    float64 and at another scale the same matrices succeed. While tracing there are no values to inspect, and no second
+    attempt.
     """
     mark = nan_unless_finite(matrix)  # (*,)
     safe = torch.where(mark[..., None, None] == 0, matrix, 0.0)
@@ -114,7 +114,7 @@ def eigh(matrix: Tensor) -> tuple[Tensor, Tensor]:  # shape: (*, C, C) -> (*, C)
         values, vectors = torch.linalg.eigh(safe)
     except torch.linalg.LinAlgError:  # type: ignore[attr-defined]  # public, but missing from the stubs
         values, vectors = _eigh_again(safe)
-    if has_values(matrix):  # reading one does not slow CUDA down: eigh has synchronised already
+    if has_values(matrix):  # costs nothing on CUDA: eigh has already synchronised
         failed = torch.isnan(vectors).flatten(-2).any(-1)
         if bool(failed.any()):
             values[failed], vectors[failed] = _eigh_again(safe[failed])
@@ -128,29 +128,29 @@ def _eigh_again(matrix: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def from_eigen(vectors: Tensor, values: Tensor) -> Tensor:  # shape: (*, C, C), (*, C) -> (*, C, C)
-    """U diag(v) U^T."""
+    """Compute U diag(v) U^T."""
     return (vectors * values.unsqueeze(-2)) @ vectors.mT
 
 
 def require_spectrum_in_domain(eigenvalues: Tensor, curve: Curve, round_off: float) -> None:
-    """Refuse a spectrum that leaves the curve's domain by more than round-off. Reads values."""
+    """Refuse a spectrum that leaves the domain of the curve by more than round-off. Reads values."""
     low, high = curve.domain
     slack = round_off * eigenvalues.abs().amax(-1, keepdim=True) + torch.finfo(eigenvalues.dtype).tiny
     if bool((eigenvalues < low - slack).any()):
         raise NotPositiveError(
             f"{type(curve).__name__} needs a matrix with eigenvalues >= {low:g} "
-            f"(got {eigenvalues.min().item():.6g}, beside {eigenvalues.max().item():.6g}). "
-            "For an indefinite symmetric matrix take AsinhE or SigmE."
+            f"(got {eigenvalues.min().item():.6g} to {eigenvalues.max().item():.6g}). "
+            "For an indefinite symmetric matrix use AsinhE or SigmE."
         )
     if bool((eigenvalues > high + slack).any()):
         raise NotPositiveError(
             f"{type(curve).__name__} needs eigenvalues <= {high:g} after division by the trace "
-            f"(got {eigenvalues.max().item():.6g}): the matrix is indefinite. Take AsinhE or SigmE."
+            f"(got {eigenvalues.max().item():.6g}): the matrix is indefinite. Use AsinhE or SigmE."
         )
 
 
 def one_parameter(curve: Curve, like: Tensor) -> Parameter:
-    """The curve's parameter; a tensor must have one element, because a spectrum shares one curve."""
+    """Return the parameter of the curve; a tensor must have one element, shared by all eigenvalues."""
     theta = curve.parameter_like(like)
     if isinstance(theta, Tensor):
         if theta.numel() != 1:
@@ -163,7 +163,7 @@ def one_parameter(curve: Curve, like: Tensor) -> Parameter:
 
 
 class _OnceOnly(torch.autograd.Function):
-    """The identity on a gradient; its own backward raises."""
+    """The identity on a gradient, whose own backward raises."""
 
     generate_vmap_rule = True
 
@@ -178,11 +178,11 @@ class _OnceOnly(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Tensor:
         raise DoubleBackwardError(
-            f"Second derivatives through solver {ctx.solver!r} are not available. MaxExp, Gamma and FAHDP with an "
-            "integer exponent have them with solver='squaring' or 'gram'; mode='elementwise' has them for every curve."
+            f"Second derivatives through solver {ctx.solver!r} are not available. Use an integer exponent with "
+            "solver='squaring' or 'gram', or mode='elementwise', which has them for every curve."
         )
 
 
 def _once_only(gradient: Tensor, solver: str, *inputs: Tensor) -> Tensor:
-    """``gradient``, which raises if it is differentiated again with respect to any of ``inputs``."""
+    """Return ``gradient``, which raises if it is differentiated again with respect to any of ``inputs``."""
     return _OnceOnly.apply(gradient, solver, *inputs) if torch.is_grad_enabled() else gradient

@@ -12,34 +12,32 @@ from torch import Tensor
 
 from powerpool.curves.base import Curve, IntegerPower
 from powerpool.errors import NotPositiveError
-from powerpool.linalg.products import symmetric_baddbmm, symmetric_bmm, symmetrize
+from powerpool.linalg.products import MatrixFunction, symmetric_baddbmm, symmetric_bmm, symmetrize
 from powerpool.solvers import replay
-from powerpool.solvers.base import Solver, require_pairwise_positive
-from powerpool.solvers.replay import Recipe
+from powerpool.solvers.base import MatrixSolver, require_pairwise_positive
 
 
 @dataclass(frozen=True)
-class Squaring(Solver):
+class Squaring(MatrixSolver):
     r"""Exponentiation by a chain of products, for curves that are integer powers.
 
     .. math:: I - (I-P)^{\eta}, \qquad \frac{\partial L}{\partial P} = S_\eta(I-P, \operatorname{sym} G), \qquad
               S_n(A, G) = \sum_{k<n} A^k G A^{n-1-k}, \qquad S_{ab}(A, G) = S_a(A^b, S_b(A, G))
 
-    The exponent is taken apart into factors 2, 3, 5 and increments by :func:`chain`, cheapest over forward and backward
+    :func:`chain` decomposes the exponent into factors 2, 3, 5 and increments, cheapest over forward and backward
     together: eta = 50 = 2 * 5 * 5 takes 7 + 7 products. The chain carries :math:`R_n = I - A^n` instead of
-    :math:`A^n`, as :math:`R_{a+b} = R_a + R_b - R_a R_b`: as many products, and a small P keeps all its digits.
-    Double backward is right. Errors are relative to the steepest slope, eta: where every eigenvalue is saturated and
-    the true gradient is far smaller than that, ``eigen`` has more correct digits.
+    :math:`A^n`, by :math:`R_{a+b} = R_a + R_b - R_a R_b`: the number of products is the same, and a small P keeps all
+    its digits. Double backward is supported. Errors are relative to the steepest slope, eta: if every eigenvalue is
+    saturated, the true gradient is far smaller than that, and ``eigen`` has more correct digits.
 
-    Without eigenvalues a matrix that is not positive semi-definite shows only in its diagonal, in entries with
-    :math:`|M_{ij}| > \sqrt{M_{ii} M_{jj}}`, and in a result whose diagonal leaves [0, 1]; checks see those and no more.
-    ``eigen`` is certain.
+    Without eigenvalues, checks detect a matrix that is not positive semi-definite only by its diagonal, by entries with
+    :math:`|M_{ij}| > \sqrt{M_{ii} M_{jj}}`, and by a result whose diagonal leaves [0, 1]. ``eigen`` detects all.
     """
 
     name: ClassVar[str] = "squaring"
 
     def refusal(self, curve: Curve) -> str | None:
-        """Only integer powers, with a Python number as exponent."""
+        """Refuse everything but integer powers with a Python number as exponent."""
         if curve.is_learnable:
             return (
                 f"its {curve.parameter_name} is a tensor, and a chain of products needs a fixed integer. "
@@ -53,7 +51,7 @@ class Squaring(Solver):
         return None
 
     def apply(self, matrix: Tensor, curve: Curve, check: bool, round_off: float) -> Tensor:
-        """See :class:`Solver`."""
+        """See :class:`MatrixSolver`."""
         power = curve.integer_power()
         assert power is not None  # by refusal
         if check:
@@ -65,22 +63,22 @@ class Squaring(Solver):
 
 
 def _require_diagonal(result: Tensor, power: IntegerPower, what: str, round_off: float) -> None:
-    """Refuse a result whose diagonal leaves [0, scale]: it came from an eigenvalue outside [0, 1]. Reads values."""
+    """Refuse a result whose diagonal leaves [0, scale], which an eigenvalue outside [0, 1] causes. Reads values."""
     diagonal = result.diagonal(dim1=-2, dim2=-1)
-    # What an eigenvalue of -round_off becomes; one that is really negative becomes far more.
+    # The result for an eigenvalue of -round_off; a truly negative eigenvalue gives far more.
     grown = math.expm1(min(power.exponent * math.log1p(round_off), 700.0))
     slack = power.scale * max(1e-2, 2 * grown)
     if not bool(((diagonal >= -slack) & (diagonal <= power.scale + slack)).all()):
         raise NotPositiveError(
             f"{what} needs a positive semi-definite matrix (got one whose power has a diagonal entry of "
             f"{diagonal.min().item():.6g} to {diagonal.max().item():.6g}, outside [0, {power.scale:.6g}]). "
-            "For an indefinite symmetric matrix take AsinhE or SigmE; solver='eigen' shows its eigenvalues."
+            "For an indefinite symmetric matrix use AsinhE or SigmE."
         )
 
 
 def integer_power(matrix: Tensor, power: IntegerPower) -> Tensor:  # shape: (*, C, C) -> (*, C, C)
-    """The power of a symmetric matrix, differentiable twice."""
-    # Dynamo warns of a cache that it cannot see through; the search itself it traces.
+    """Compute the power of a symmetric matrix, differentiable twice."""
+    # Dynamo warns about functools.cache; it can trace the search itself.
     steps = _search(power.exponent, {}) if torch.compiler.is_compiling() else chain(power.exponent)
     result = replay.run(_ChainPower(steps, power.complement), matrix)
     return result if power.scale == 1 else power.scale * result
@@ -93,7 +91,7 @@ _INCREMENT_COST = (1, 2)
 
 @cache
 def chain(exponent: int) -> tuple[int, ...]:
-    """The cheapest steps to A**exponent, counted over forward and backward: a factor 2, 3 or 5, or 1 for "times A".
+    """Return the cheapest steps to A**exponent over forward and backward: a factor 2, 3 or 5, or 1 for "times A".
 
     ``(2, 5, 5)`` is ((A^2)^5)^5. After a 1 the rest of the chain applies to A itself, and A multiplies its result:
     ``(1, 2, 3)`` is A (A^2)^3.
@@ -117,7 +115,7 @@ def _search(exponent: int, known: dict[int, tuple[int, ...]]) -> tuple[int, ...]
 
 
 def products(exponent: int) -> tuple[int, int]:
-    """How many matrix products the chain takes: forward, backward."""
+    """Return the number of matrix products of the chain: forward, backward."""
     return _cost(chain(exponent))
 
 
@@ -127,7 +125,7 @@ def _cost(steps: tuple[int, ...]) -> tuple[int, int]:
 
 
 @dataclass(frozen=True)
-class _ChainPower(Recipe):
+class _ChainPower(MatrixFunction):
     steps: tuple[int, ...]
     complement: bool
 
@@ -139,7 +137,7 @@ class _ChainPower(Recipe):
 
 
 def _forward(base: Tensor, steps: tuple[int, ...], complement: bool) -> tuple[Tensor, list[Tensor]]:
-    """The power of ``base``, and the matrices that backward needs beside it, in the order in which it pops them.
+    """Compute the power of ``base``, and the matrices that backward needs, in the order in which it pops them.
 
     With ``complement`` every matrix X stands for the power I - X.
     """
@@ -165,7 +163,7 @@ def _forward(base: Tensor, steps: tuple[int, ...], complement: bool) -> tuple[Te
 
 
 def _backward(base: Tensor, grad: Tensor, steps: tuple[int, ...], kept: list[Tensor], complement: bool) -> Tensor:
-    """S_n(A, G) for symmetric G; consumes ``kept`` from its front."""
+    """Compute S_n(A, G) for symmetric G; consumes ``kept`` from the front."""
     if not steps:
         return grad
     step, rest = steps[0], steps[1:]
@@ -191,12 +189,12 @@ def _backward(base: Tensor, grad: Tensor, steps: tuple[int, ...], kept: list[Ten
 
 
 def _multiply(a: Tensor, b: Tensor, complement: bool) -> Tensor:
-    """A B; or, of I - A and I - B, I - (I-A)(I-B) = A + B - A B."""
+    """Compute A B; for the complement I - (I-A)(I-B) = A + B - A B."""
     if not complement:
         return symmetric_bmm(a, b)
     return symmetric_baddbmm(a, a, b, beta=2, alpha=-1) if a is b else symmetric_baddbmm(a + b, a, b, alpha=-1)
 
 
 def _times(power: Tensor, x: Tensor, complement: bool) -> Tensor:
-    """A X; or (I - A) X = X - A X."""
+    """Compute A X; for the complement (I - A) X = X - A X."""
     return torch.baddbmm(x, power, x, alpha=-1) if complement else torch.bmm(power, x)

@@ -13,7 +13,7 @@ from powerpool.checks import require_at_least, require_seed
 from powerpool.curves import Curve
 from powerpool.functional import Mode, second_order_pool
 from powerpool.linalg.products import self_product
-from powerpool.moments.sets import prepare
+from powerpool.moments.dense import prepare
 from powerpool.runs.folder import DataIdentity
 from powerpool.solvers import Solver
 

@@ -16,10 +16,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from powerpool.checks import require_finite, require_square
+from powerpool.checks import require_finite, require_square, require_symmetric
 from powerpool.errors import ArgumentError, NotPositiveError, ShapeError
 from powerpool.linalg.products import symmetrize
-from powerpool.normalize import require_symmetric
 from powerpool.theory._numbers import require_positive
 from powerpool.theory.links import eta_of_t, eta_slope
 

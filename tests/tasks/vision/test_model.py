@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from powerpool.errors import ShapeError
 from powerpool.functional import second_order_pool
@@ -129,10 +129,20 @@ def test_gradients_reach_the_reduction():
     found = pool(maps())
     assert found.shape == (3, pool.out_features) == (3, 36)
     found.square().mul(torch.rand_like(found)).sum().backward()
-    weight = pool.reduction[0].weight
+    weight = pool.pool.reduction[0].weight
     assert weight.grad is not None
     assert weight.grad.isfinite().all()
     assert weight.grad.abs().max() > 0
+
+
+def test_weights_of_version_0_1_are_loaded():
+    weight = torch.rand(4, 5, 1, 1)
+    pool = SetPool(PoolConfig("SOP", reduce_to=4), 5)
+    pool.load_state_dict({"reduction.0.weight": weight})
+    assert torch.equal(pool.pool.reduction[0].weight, weight)
+    model = nn.Sequential(SetPool(PoolConfig("SOP", reduce_to=4), 5))
+    model.load_state_dict({"0.reduction.0.weight": weight})
+    assert torch.equal(model(maps()), pool(maps()))
 
 
 @pytest.mark.parametrize("method", EVERY)

@@ -2,32 +2,27 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
+from powerpool.curves import Curve
 from powerpool.errors import ShapeError
-from powerpool.functional import first_order_pool, second_order_pool
 from powerpool.integrations.backbones import Backbone
-from powerpool.linalg.precision import at_least_float32
-from powerpool.moments.coordinates import spatial_coordinates
+from powerpool.nn import FirstOrderPool2d, SecondOrderPool2d
+from powerpool.nn.pools import SMALLEST
+from powerpool.solvers import Solver
 from powerpool.tasks.methods import VISION_METHODS
 from powerpool.tasks.pooling import FeatureSet, Normalization
 from powerpool.tasks.vision.config import PoolConfig
-from powerpool.vectorize import to_vector
-
-SMALLEST = 1e-12
-"""Below this a norm is taken for 0: a picture without features has a vector of zeros."""
 
 
 class SetPool(nn.Module):
-    r"""The maps of all crops of a picture as one set of features, pooled into one vector.
+    r"""The pool of a method: all crops of an image are one set of features, pooled into one vector.
 
-    .. math:: (B, K, C, h, w) \to \bar\Phi \in \mathbb{R}^{C' \times K h w} \to g(\bar\Phi\bar\Phi^T / K h w)
-              \to \mathbb{R}^{D}
-
-    Features are divided by their root mean square norm first (``unit_scale``): the weight alpha of the coordinates and
-    the curves that do not divide by the trace then mean the same for every backbone. Coordinates are relative to the
-    crop that a location is in.
+    A :class:`powerpool.nn.SecondOrderPool2d` or :class:`powerpool.nn.FirstOrderPool2d` of crops, or the layers of the
+    network itself (``head``), averaged over crops.
 
     Example:
         >>> import torch
@@ -41,88 +36,83 @@ class SetPool(nn.Module):
         self, config: PoolConfig, channels: int, head: nn.Module | None = None, head_channels: int = 0
     ) -> None:
         super().__init__()
-        method = VISION_METHODS[config.method]
-        self.config, self.method, self.channels = config, method, channels
-        self.curve, self.solver = method.make_curve(config), method.make_solver(config)
-        self.reduction = (
-            nn.Identity()
-            if config.reduce_to is None or method.order != "second"
-            else nn.Sequential(nn.Conv2d(channels, config.reduce_to, 1, bias=False), nn.ReLU())
-        )
-        self.head = head if method.order == "head" else None
+        self.config, self.method, self.channels = config, VISION_METHODS[config.method], channels
+        self.head = head if self.method.order == "head" else None
         self.head_channels = head_channels
+        self.pool = self._make_pool()
+
+    def _make_pool(self) -> SecondOrderPool2d | FirstOrderPool2d | None:
+        config, method = self.config, self.method
+        options: dict[str, Any] = {"crops": True, "unit_scale": config.unit_scale, "unit_norm": config.unit_norm}
+        if method.order == "head":
+            return None
+        if method.order == "first":
+            return FirstOrderPool2d(self.channels, method.make_curve(config), **options)
+        return SecondOrderPool2d(
+            self.channels,
+            method.make_curve(config),
+            method.mode,
+            config.beta,
+            config.pivots if method.coordinates else 0,
+            config.reduce_to,
+            method.make_solver(config),
+            sigma=config.sigma,
+            alpha=config.alpha,
+            **options,
+        )
 
     @property
     def out_features(self) -> int:
-        """D, the length of the vector."""
-        if self.method.order == "head":
-            return self.head_channels
-        if self.method.order == "first":
-            return self.channels
-        side = (self.config.reduce_to or self.channels) + (2 * self.config.pivots if self.method.coordinates else 0)
-        return side * (side + 1) // 2
+        """The length of the vector."""
+        return self.head_channels if self.pool is None else self.pool.out_features
 
-    def forward(self, maps: Tensor) -> Tensor:  # shape: (B, K, C, h, w) -> (B, D)
-        """The vectors, of length 1 if the configuration says so."""
+    @property
+    def curve(self) -> Curve | None:
+        """The curve of the pool."""
+        return None if self.pool is None else self.pool.curve
+
+    @property
+    def solver(self) -> str | Solver:
+        """The solver of a second-order pool."""
+        return self.pool.solver if isinstance(self.pool, SecondOrderPool2d) else "auto"
+
+    @solver.setter
+    def solver(self, solver: str | Solver) -> None:
+        if isinstance(self.pool, SecondOrderPool2d):
+            self.pool.solver = solver
+
+    def forward(self, maps: Tensor) -> Tensor:  # shape: (B, K, C, h, w) -> (B, out_features)
+        """Return the vectors, of length 1 if the configuration asks for that."""
         if maps.ndim != 5 or maps.shape[2] != self.channels:
             raise ShapeError(
                 f"The pool was built for maps of shape (B, crops, {self.channels}, h, w) (got {tuple(maps.shape)})."
             )
-        vector = self._pooled(maps)
+        if self.pool is not None:
+            pooled: Tensor = self.pool(maps)
+            return pooled
+        assert self.head is not None  # by the method
+        vector = self.head(maps.flatten(0, 1)).unflatten(0, maps.shape[:2]).mean(1)
         return nn.functional.normalize(vector, dim=-1, eps=SMALLEST) if self.config.unit_norm else vector
 
-    def _pooled(self, maps: Tensor) -> Tensor:
-        batch, crops, _, height, width = maps.shape
-        if self.head is not None:
-            own: Tensor = self.head(maps.flatten(0, 1))
-            return own.unflatten(0, (batch, crops)).mean(1)
-        features = self._features(maps)
-        if self.method.order == "first":
-            return first_order_pool(features, self.curve)
-        matrix = second_order_pool(
-            features,
-            self.curve,
-            self.method.mode,
-            self.config.beta,
-            self._coordinates(features, crops, height, width),
-            solver=self.solver,
-        )
-        return to_vector(matrix)
-
-    def _features(self, maps: Tensor) -> Tensor:  # shape: (B, K, C, h, w) -> (B, C, K h w)
-        """What is pooled, but for the coordinates."""
-        reduced: Tensor = self.reduction(maps.flatten(0, 1)).unflatten(0, maps.shape[:2])
-        # In float32 also where the network runs in half precision: small entries of the matrix decide.
-        features = at_least_float32(reduced).transpose(1, 2).flatten(2)  # (B, C, K h w)
-        if self.config.unit_scale:
-            # The bound is under the root, whose slope at 0 is infinite: a picture without features has a gradient of 0.
-            scale = features.square().sum(1).mean(-1).clamp_min(SMALLEST**2).sqrt()
-            features = features / scale[:, None, None]
-        return features
-
-    def _coordinates(self, features: Tensor, crops: int, height: int, width: int) -> Tensor | None:
-        if not self.method.coordinates:
-            return None
-        config = self.config
-        grid = spatial_coordinates(
-            height, width, config.pivots, config.sigma, config.alpha, dtype=torch.float32, device=features.device
-        )
-        return grid.repeat(1, crops)  # locations run through the crops one after the other, as the features do
-
     def feature_set(self, maps: Tensor) -> FeatureSet:  # shape: (K, C, h, w)
-        """What is pooled of one picture; of the network's own layers, the maps that go into them."""
-        crops, _, height, width = maps.shape
-        if self.method.order == "head":
+        """Return the features of one image that are pooled; for the layers of the network, the maps they are given."""
+        if self.pool is None:
             return FeatureSet(maps.float().transpose(0, 1).flatten(1))
-        features = self._features(maps.float()[None])[0]
-        return FeatureSet(features, self._coordinates(features, crops, height, width))
+        features, coordinates = self.pool.feature_sets(maps.float())
+        return FeatureSet(features, coordinates)
 
     @property
     def normalization(self) -> Normalization:
-        """What is done to it."""
+        """The power normalization of the pool."""
         if self.method.order != "second":
             return Normalization(self.config.method, self.curve, is_first_order=True)
         return Normalization(self.config.method, self.curve, self.method.mode, self.config.beta, self.solver)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        # In models of version 0.1 the reduction belongs to this module.
+        for key in [key for key in state_dict if key.startswith(f"{prefix}reduction.")]:
+            state_dict[f"{prefix}pool.{key.removeprefix(prefix)}"] = state_dict.pop(key)
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
 
 class ImageClassifier(nn.Module):
