@@ -29,7 +29,7 @@ def ready(monkeypatch):
 
 @pytest.fixture(scope="module")
 def curves_run(tmp_path_factory):
-    """One suite in a process of its own, which starts another one with the right environment."""
+    """One suite in a new process, which starts another one with the right environment."""
     out = tmp_path_factory.mktemp("bench")
     words = [Path(sys.executable).with_name("powerpool"), "bench", "curves", *SMALL, "--out", out]
     given = os.environ | {"OMP_NUM_THREADS": "7"}

@@ -66,8 +66,7 @@ def test_references_agree_with_the_oracle(name, locations):
         slack = {"rtol": 1e-7, "atol": 1e-9}  # float64, divided differences of nearly equal eigenvalues
         torch.testing.assert_close(found.value[0], as_tensor(right.value), **slack)
         torch.testing.assert_close(found.gradient[0], as_tensor(right.gradient), rtol=1e-6, atol=1e-7)
-    form = competitors.divided_moment if row.curve.trace_normalize else competitors.form_moment
-    torch.testing.assert_close(row.plain(form(features))[0], as_tensor(entries.value), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(row.plain_pool(features)[0], as_tensor(entries.value), rtol=1e-4, atol=1e-5)
 
 
 @RANKS

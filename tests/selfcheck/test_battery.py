@@ -36,12 +36,6 @@ both = pytest.mark.parametrize("change", BOTH)
 
 
 @pytest.fixture(scope="module")
-def battery() -> Battery:
-    """Right answers are computed once for all tests."""
-    return Battery(seed=0)
-
-
-@pytest.fixture(scope="module")
 def checks(battery: Battery) -> dict[str, Check]:
     return {check.name: check for check in battery.checks(quick=True)}
 
@@ -165,7 +159,6 @@ POOLS: list[tuple[str, Any, str, tuple[Callable[[Tensor], Tensor], ...]]] = [
     ("to_vector, from_vector, float64", pp, "to_vector", BOTH),
     ("to_vector, from_vector, float32", pp, "from_vector", BOTH),
     ("to_vector, from_vector, float64", vectorize, "_weights", (forward_off,)),
-    ("torch.compile, aot_eager", pp, "second_order_pool", (forward_off,)),
 ]
 
 
@@ -191,7 +184,7 @@ def test_results_that_change_from_run_to_run_are_found(monkeypatch, outcomes):
 @pytest.mark.parametrize(
     "seed, rows",
     [
-        (1, ("solver eigen, float32", "solver gram, float32", "solver newton_schulz, float32")),
+        (1, ("solver squaring, float32", "solver newton_schulz, float32")),
         (2**32 - 1, ("solver gram, float32", "pool dense, float64")),
         # With this seed round-off in the null space is larger than the rounding to float16.
         (16, ("newton_schulz null space, float16", "solver newton_schulz, float16")),

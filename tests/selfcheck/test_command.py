@@ -11,10 +11,11 @@ import pytest
 import torch
 
 from powerpool import solvers
+from powerpool.bench import reference
 from powerpool.cli.main import main
 from powerpool.curves import CURVES
 from powerpool.errors import ArgumentError
-from powerpool.selfcheck import battery, command
+from powerpool.selfcheck import command
 from powerpool.selfcheck.battery import Battery
 from powerpool.selfcheck.checks import NAME_WIDTH, Check
 from powerpool.selfcheck.command import SelfcheckOptions, run
@@ -23,12 +24,13 @@ ALL_CHECKS = Battery.checks
 
 
 @pytest.fixture(scope="module")
-def whole_run(tmp_path_factory) -> tuple[int, str, dict[str, Any]]:
+def whole_run(tmp_path_factory, battery: Battery) -> tuple[int, str, dict[str, Any]]:
     """One quick run: its exit code, output and JSON file."""
     path = tmp_path_factory.mktemp("selfcheck") / "new" / "found.json"
     lines: list[str] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(command, "print_line", lines.append)
+        patch.setattr(command, "Battery", lambda seed, device: battery)
         code = run(SelfcheckOptions(quick=True, out=path))
     return code, "\n".join(lines), json.loads(path.read_text())
 
@@ -93,7 +95,7 @@ def test_a_failure_is_named_and_gives_exit_code_1(monkeypatch, only, capsys):
         raise RuntimeError("no such reference\nat all")
 
     only("large pools, float32", "two runs are equal")
-    monkeypatch.setattr(battery.reference, "spectral", broken)
+    monkeypatch.setattr(reference, "spectral", broken)
     assert run(SelfcheckOptions()) == 1
     lines = capsys.readouterr().out.splitlines()
     assert "FAILED" in lines[1]

@@ -62,7 +62,7 @@ def test_push_forward_of_a_beta_spectrum(curve):
     beta = stats.beta(1.0, 6.0)
     points = torch.linspace(1e-6, 0.9, 200001, dtype=F64)
     values, density = theory.push_forward(points, torch.from_numpy(beta.pdf(points.numpy())), curve)
-    usable = values > 1e-9  # where the curve is all but 0 its slope is, and the density is no number to integrate
+    usable = values > 1e-9  # below, slope and density are not reliable numbers
     mass = torch.trapezoid(density[usable], values[usable]).item()
     assert mass == pytest.approx(1, abs=0.01)
     samples = curve.value(torch.from_numpy(beta.rvs(20000, random_state=0))).numpy()

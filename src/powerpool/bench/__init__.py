@@ -1,1 +1,1 @@
-"""``powerpool bench``: how fast, how much memory, against whom. A time counts only after the answers agreed."""
+"""``powerpool bench``: time and memory against competitors. Answers are compared before anything is timed."""

@@ -1,6 +1,6 @@
-r"""What people use instead, from features ``(B, C, N)`` to a matrix ``(B, C, C)``, and the floor under all of it.
+r"""The alternatives to powerpool, from features ``(B, C, N)`` to a matrix ``(B, C, C)``, and the floor.
 
-Written here from the formulas, for comparison only: nothing else of the library uses them. All start from
+Written from their formulas, for comparison only: the library does not use them. All start from
 :math:`M = X X^T / N`, and those of MaxExp divide it by its trace.
 """
 
@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 def form_moment(features: Tensor) -> Tensor:  # shape: (B, C, N) -> (B, C, C)
-    """The floor: M alone, as a user writes it. Whatever else is done to M comes on top."""
+    """The floor: M alone, as a user would write it. All other contenders have this cost, too."""
     return features @ features.mT / features.shape[-1]
 
 
@@ -23,25 +23,20 @@ def divided_moment(features: Tensor) -> Tensor:  # shape: (B, C, N) -> (B, C, C)
     return moment / moment.diagonal(dim1=-2, dim2=-1).sum(-1)[..., None, None]
 
 
-def elementwise_maxexp(features: Tensor, eta: int) -> Tensor:  # shape: (B, C, N) -> (B, C, C)
-    """MaxExp of every entry, the formula as it stands: what a power normalization costs that needs no spectrum."""
-    return 1 - (1 - divided_moment(features)) ** eta
-
-
 def eigh_autograd(features: Tensor, eta: int) -> Tensor:  # shape: (B, C, N) -> (B, C, C)
-    """MaxExp of the eigenvalues, autograd through eigenvectors: it divides by the gaps between eigenvalues."""
+    """MaxExp of the eigenvalues, with autograd through eigenvectors, which divides by the gaps of eigenvalues."""
     eigenvalues, vectors = torch.linalg.eigh(divided_moment(features))
     return (vectors * (1 - (1 - eigenvalues) ** eta).unsqueeze(-2)) @ vectors.mT
 
 
 def svd_autograd(features: Tensor, eta: int) -> Tensor:  # shape: (B, C, N) -> (B, C, C)
-    """MaxExp of the singular values, autograd through singular vectors: as above, and slower."""
+    """MaxExp of the singular values, with autograd through singular vectors."""
     vectors, values, _ = torch.linalg.svd(divided_moment(features))
     return (vectors * (1 - (1 - values) ** eta).unsqueeze(-2)) @ vectors.mT
 
 
 def gspn_autograd(features: Tensor, eta: int, gap: float = 1e-6) -> Tensor:  # shape: (B, C, N) -> (B, C, C)
-    """The paper's Algorithm 1: noise on the diagonal until all eigenvalues differ, then autograd through it."""
+    """Algorithm 1 of the paper: noise on the diagonal until all eigenvalues differ, then autograd."""
     divided = divided_moment(features)
     size = divided.shape[-1]
     for attempt in range(1, 11):
@@ -53,39 +48,39 @@ def gspn_autograd(features: Tensor, eta: int, gap: float = 1e-6) -> Tensor:  # s
 
 
 def matrix_power_autograd(features: Tensor, eta: int) -> Tensor:  # shape: (B, C, N) -> (B, C, C)
-    """I - (I - P)^eta by ``torch.linalg.matrix_power``, and autograd through its products."""
+    """I - (I - P)^eta by ``torch.linalg.matrix_power``, with autograd through its products."""
     divided = divided_moment(features)
     identity = torch.eye(divided.shape[-1], dtype=divided.dtype, device=divided.device)
     return identity - torch.linalg.matrix_power(identity - divided, eta)
 
 
 def eigh_loewner(features: Tensor, eta: int) -> Tensor:  # shape: (B, C, N) -> (B, C, C)
-    """MaxExp of the eigenvalues with the backward of SPD libraries: see :class:`EighLoewner`."""
+    """MaxExp of the eigenvalues with :class:`EighLoewner`, as in libraries for SPD matrices."""
     result: Tensor = EighLoewner.apply(divided_moment(features), eta)
     return result
 
 
 def newton_schulz(features: Tensor, iterations: int) -> Tensor:  # shape: (B, C, N) -> (B, C, C)
-    """The square root of M by Newton-Schulz iteration: see :class:`NewtonSchulzRoot`."""
+    """The square root of M by :class:`NewtonSchulzRoot`."""
     result: Tensor = NewtonSchulzRoot.apply(form_moment(features), iterations)
     return result
 
 
 class EighLoewner(torch.autograd.Function):
-    r"""Eigendecomposition of P, and the backward with the Loewner matrix.
+    r"""A function of eigenvalues with the Loewner matrix in its backward.
 
     .. math:: \frac{\partial L}{\partial P} = U \bigl((U^T \operatorname{sym}(G) U) \odot K\bigr) U^T, \qquad
               K_{ij} = \frac{g(\lambda_i) - g(\lambda_j)}{\lambda_i - \lambda_j}
 
-    the plain quotient, with the derivative in its place where two eigenvalues are closer than a tolerance.
+    or the derivative for two eigenvalues closer than a tolerance.
     """
 
     TIE = 1e-5
-    """Below this gap, relative to the largest eigenvalue, the quotient has lost its digits in float32."""
+    """Below this gap, relative to the largest eigenvalue, the quotient has no digits left in float32."""
 
     @staticmethod
     def forward(ctx: Any, matrix: Tensor, eta: int) -> Tensor:
-        """Keeps eigenvalues and vectors."""
+        """Save eigenvalues and vectors."""
         eigenvalues, vectors = torch.linalg.eigh(matrix)
         ctx.save_for_backward(eigenvalues, vectors)
         ctx.eta = eta
@@ -93,7 +88,7 @@ class EighLoewner(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        """Four products."""
+        """Compute the gradient with four products."""
         eigenvalues, vectors = ctx.saved_tensors
         eta = ctx.eta
         values = 1 - (1 - eigenvalues) ** eta
@@ -107,17 +102,17 @@ class EighLoewner(torch.autograd.Function):
 
 
 class NewtonSchulzRoot(torch.autograd.Function):
-    r"""The iteration of iSQRT-COV (Li et al., CVPR 2018), divided by the trace before and multiplied back after.
+    r"""The iteration of iSQRT-COV (Li et al., CVPR 2018), with division by the trace.
 
     .. math:: Y_0 = M/\operatorname{tr} M,\ Z_0 = I, \qquad Y_k = \tfrac12 Y_{k-1}(3I - Z_{k-1}Y_{k-1}), \qquad
               Z_k = \tfrac12 (3I - Z_{k-1}Y_{k-1}) Z_{k-1}, \qquad C = \sqrt{\operatorname{tr} M}\, Y_K
 
-    Backward is the one of the paper, product by product as it stands there; every Y and Z of the way is kept.
+    The backward is that of their paper, product by product; every Y and Z is saved.
     """
 
     @staticmethod
     def forward(ctx: Any, matrix: Tensor, iterations: int) -> Tensor:
-        """Three products an iteration; one in the first, two in the last."""
+        """Iterate, with three products an iteration; one in the first, two in the last."""
         identity = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
         trace = matrix.diagonal(dim1=-2, dim2=-1).sum(-1)[..., None, None]
         divided = matrix / trace
@@ -135,7 +130,7 @@ class NewtonSchulzRoot(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        """Ten products an iteration; six in the last, two in the first."""
+        """Run backwards, with ten products an iteration; six in the last, two in the first."""
         matrix, trace, divided, root, *kept = ctx.saved_tensors
         identity = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
         grad = (grads[0] + grads[0].mT) / 2

@@ -29,6 +29,11 @@ class BenchCurve:
     scalar: Scalar
     plain: Callable[[Tensor], Tensor]
 
+    def plain_pool(self, features: Tensor) -> Tensor:  # shape: (B, C, N) -> (B, C, C)
+        """The plain formula of the moment, without a spectrum."""
+        form = competitors.divided_moment if self.curve.trace_normalize else competitors.form_moment
+        return self.plain(form(features))
+
     @property
     def elementwise(self) -> Reference:
         """The reference of the element-wise form."""
@@ -71,12 +76,11 @@ def curves(quick: bool, device: str = "cpu") -> list[BenchCase]:
 def _curve_case(inputs: Inputs, name: str) -> BenchCase:
     row = CURVES[name]
     entries, spectrum = f"element-wise {name}", f"spectral {name}"
-    moment = competitors.divided_moment if row.curve.trace_normalize else competitors.form_moment
     pool = partial(pp.second_order_pool, curve=row.curve)
     contenders = [
         inputs.floor(),
         inputs.contender("powerpool element-wise", "powerpool", entries, partial(pool, mode="elementwise")),
-        inputs.contender("plain torch formula", "competitor", entries, lambda x: row.plain(moment(x))),
+        inputs.contender("plain torch formula", "competitor", entries, row.plain_pool),
         inputs.contender("powerpool eigen", "powerpool", spectrum, partial(pool, solver="eigen")),
         inputs.contender("powerpool auto", "powerpool", spectrum, pool),
     ]
@@ -204,9 +208,7 @@ def _pool_case(inputs: Inputs, eta: int, everyone: bool) -> BenchCase:
             _newton_schulz(inputs, 20),
             ours("powerpool newton_schulz 5", answers="Newton-Schulz 5", function=root),
             ours("powerpool element-wise", answers=elementwise, function=partial(pool, mode="elementwise")),
-            theirs(
-                "element-wise MaxExp", answers=elementwise, function=partial(competitors.elementwise_maxexp, eta=eta)
-            ),
+            theirs("element-wise MaxExp", answers=elementwise, function=row.plain_pool),
         ]
     kept, skipped = _leave_out(inputs, contenders)
     references = inputs.references(

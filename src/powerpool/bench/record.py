@@ -47,7 +47,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class CaseRecord:
-    """All contenders of one case; ``error`` says why there are none."""
+    """All contenders of one case, or the error because of which there are none."""
 
     name: str
     sizes: dict[str, int]

@@ -7,7 +7,7 @@ import textwrap
 import unicodedata
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from powerpool.figures.data import FigureData, Line, Mark, Panel
 from powerpool.report.drawing import COLOURS, DASHES, plain, save, write_rows
@@ -171,8 +171,8 @@ def _draw_line(axes: Axes, line: Line, number: int) -> None:
 
 
 def _draw_mark(axes: Axes, mark: Mark) -> None:
-    look = {"color": "0.45", "linewidth": 0.9, "linestyle": "--", "zorder": 0}
-    place = {"ha": "right", "va": "bottom", "fontsize": 8}
+    look: dict[str, Any] = {"color": "0.45", "linewidth": 0.9, "linestyle": "--", "zorder": 0}
+    place: dict[str, Any] = {"ha": "right", "va": "bottom", "fontsize": 8}
     if mark.axis == "x":
         axes.axvline(mark.at, **look)
         axes.text(mark.at, 0.02, typeset(mark.name), transform=axes.get_xaxis_transform(), rotation=90, **place)

@@ -13,7 +13,7 @@ import torch
 
 @contextmanager
 def fresh_dynamo() -> Iterator[None]:
-    """Compile inside the ``with`` block anew, whatever was compiled before, and leave nothing behind."""
+    """Reset the compiler before and after the ``with`` block, so that everything inside is compiled."""
     torch._dynamo.reset()
     try:
         yield
