@@ -1,13 +1,16 @@
-"""What a command says: lines and tables for people, one JSON document for programs, bars where somebody looks.
+"""Output of commands: lines and tables for people, one JSON document for programs, progress bars on terminals.
 
-Two consoles of rich: :func:`console` is stdout, for results, and :func:`notes` is stderr, for progress and remarks. How
-much they say is one setting, which the command line makes with :func:`governed`:
+There are two rich consoles: :func:`console` is stdout, for results, and :func:`notes` is stderr, for progress and
+remarks. The command line sets how much they print with :func:`output_settings`:
 
-- ``quiet``: both are silent; errors are the only thing that is still told.
-- ``as_json``: :func:`console` is silent, and what the command gave to :func:`emit` is written instead.
+- ``quiet``: both are silent; only errors are printed.
+- ``as_json``: :func:`console` is silent, and the result given to :func:`emit` is printed instead.
 
-Into a file or a pipe go plain lines: no colours, no bars, and tables of the same width on every machine. ``NO_COLOR``
-takes the colours of a terminal away, ``FORCE_COLOR`` gives them to a pipe.
+Files and pipes get plain lines without colours and bars, and tables of the same width on every machine. ``NO_COLOR``
+removes the colours of a terminal, ``FORCE_COLOR`` adds them to a pipe.
+
+Text that others wrote, such as class names and paths, goes through :func:`printable` or :func:`cell`, which show
+control characters instead of sending them to the terminal. All functions of this module that print do so.
 """
 
 from __future__ import annotations
@@ -30,15 +33,15 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 WIDTH = 140
-"""Characters of a line in a file or a pipe, where no terminal says how wide it is: enough for every table."""
+"""Characters of a line in a file or a pipe: enough for every table."""
 PATIENCE = 10.0
-"""Seconds without a word, where there is no bar: what takes less needs no progress."""
+"""Seconds before progress is printed where there is no bar."""
 _NOTHING, _ELSEWHERE = object(), object()
 
 
 @dataclass
 class Output:
-    """How much is said, and what is to be written as JSON."""
+    """How much is printed, and the result that is printed as JSON."""
 
     quiet: bool = False
     as_json: bool = False
@@ -48,25 +51,25 @@ class Output:
 
     @property
     def document(self) -> str:
-        """The result as JSON: null where the command gave none, and nothing where it is not asked for."""
+        """The result as JSON: null if the command has none, and "" if JSON was not requested."""
         if not self.as_json or self._result is _ELSEWHERE:
             return ""
         result = None if self._result is _NOTHING else self._result
-        return json.dumps(result, indent=1, allow_nan=False, default=_plain) + "\n"
+        return json.dumps(result, indent=1, allow_nan=False, default=_as_plain) + "\n"
 
     def keep(self, result: Any) -> None:
-        """Take the result of the command, of which there is one."""
+        """Store the result of the command."""
         if self._result is not _NOTHING:
             raise RuntimeError("A command has one result: emit() was called twice.")
         self._result = result
 
     def console(self, stderr: bool) -> Console:
-        """The console of a stream, the same one as long as the stream is: lines then make room for a bar below them."""
+        """Return the console of a stream: one per stream, so that lines are printed above its bars."""
         stream = sys.stderr if stderr else sys.stdout
-        stream = getattr(stream, "rich_proxied_file", stream)  # while a bar is shown rich stands in for it
+        stream = getattr(stream, "rich_proxied_file", stream)  # rich replaces the stream while it shows a bar
         made_for, made = self._consoles.get(stderr, (None, None))
         if made is None or made_for is not stream:
-            made = _make(stream, stderr)
+            made = _make_console(stream, stderr)
             self._consoles[stderr] = stream, made
         made.quiet = self.quiet or (self.as_json and not stderr)
         return made
@@ -76,15 +79,15 @@ _current = Output()
 
 
 @contextlib.contextmanager
-def governed(*, quiet: bool = False, as_json: bool = False, debug: bool = False) -> Iterator[Output]:
-    """The setting of everything that is said inside.
+def output_settings(*, quiet: bool = False, as_json: bool = False, debug: bool = False) -> Iterator[Output]:
+    """Set what is printed inside the context.
 
-    Nothing but the consoles and the document reaches stdout: what other packages print goes to stderr, or nowhere where
-    it has to be quiet.
+    With ``as_json`` only the document reaches stdout: what other packages print goes to stderr. With ``quiet`` it is
+    discarded.
 
     Example:
-        >>> with governed(as_json=True) as output:
-        ...     say("test accuracy 90.0 %")
+        >>> with output_settings(as_json=True) as output:
+        ...     print_line("test accuracy 90.0 %")
         ...     emit({"accuracy": 90.0, "run": Path("runs/one")})
         >>> print(output.document, end="")
         {
@@ -107,57 +110,53 @@ def governed(*, quiet: bool = False, as_json: bool = False, debug: bool = False)
         _current = before
 
 
-def setting() -> dict[str, bool]:
-    """What :func:`governed` is given in another process, so that it says as much as this one."""
+def current_settings() -> dict[str, bool]:
+    """Return the arguments with which :func:`output_settings` makes another process print as much as this one."""
     return {"quiet": _current.quiet, "as_json": _current.as_json, "debug": _current.debug}
 
 
 def is_quiet() -> bool:
-    """Whether nothing but errors is told."""
+    """Return whether only errors are printed."""
     return _current.quiet
 
 
 def console() -> Console:
-    """Stdout, for the result: tables, and lines by :func:`say`."""
+    """Return the console of stdout, for the result."""
     return _current.console(stderr=False)
 
 
 def notes() -> Console:
-    """Stderr, for progress and remarks."""
+    """Return the console of stderr, for progress and remarks."""
     return _current.console(stderr=True)
 
 
-def say(text: str) -> None:
-    """One line of the result, as it is: brackets are no markup, and a long line is not broken."""
-    write_line(text, console())
+def print_line(text: str, on: Console | None = None) -> None:
+    """Print one line of the result, or one line on another console: without markup, and never wrapped."""
+    on = console() if on is None else on
+    on.print(printable(text), markup=False, highlight=False, emoji=False, soft_wrap=True)
 
 
-def note(text: str) -> None:
-    """One line beside the result, as it is."""
-    write_line(text, notes())
+def print_note(text: str) -> None:
+    """Print one line to stderr, beside the result."""
+    print_line(text, notes())
 
 
-def complain(text: str) -> None:
-    """One line of a failure after which the command goes on: it is told even where all else is quiet."""
+def print_failure(text: str) -> None:
+    """Print one line about a failure after which the command continues, even with ``quiet``."""
     if _current.quiet:
         sys.stderr.write(f"{printable(text)}\n")
     else:
-        note(text)
+        print_note(text)
 
 
-def write_line(text: str, to: Console) -> None:
-    """One line as it is, on a console."""
-    to.print(printable(text), markup=False, highlight=False, emoji=False, soft_wrap=True)
-
-
-def write_text(text: str) -> None:
-    """A result that is a text itself, such as CSV, as it is to the last character."""
+def print_text(text: str) -> None:
+    """Print a result that is a text itself, such as CSV."""
     if not (_current.quiet or _current.as_json):
-        sys.stdout.write(text)
+        sys.stdout.write(printable(text))
 
 
 def printable(text: str) -> str:
-    r"""A text whose characters show themselves and command no terminal: names of files may hold anything.
+    r"""Return a text without control characters, which could change the terminal: they are written as escapes.
 
     Example:
         >>> printable("a\x1b[31mb.png")
@@ -167,7 +166,7 @@ def printable(text: str) -> str:
 
 
 def one_line(text: str) -> str:
-    r"""A text that is printable and one line: a name cannot begin another, which would look like one of ours.
+    r"""Return a text as one printable line, so that it cannot add lines that look like ours.
 
     Example:
         >>> one_line("a\nb\x1b.png")
@@ -177,28 +176,28 @@ def one_line(text: str) -> str:
 
 
 def cell(text: str) -> Text:
-    """A text that others wrote, as it is, for a table or its title: brackets are no markup, and it is one line."""
+    """Return a text that others wrote for a table or its title: one printable line without markup."""
     from rich.text import Text
 
     return Text(one_line(text))
 
 
 def emit(result: Any) -> None:
-    """The result of the command for a program: texts, finite numbers, paths, lists and objects. Once in a command."""
+    """Set the result for ``--json``: text, finite numbers, paths, lists and dicts. At most once per command."""
     if _current.as_json:
         _current.keep(result)
 
 
-def delegate() -> list[str]:
-    """Leave the result to another process, to which the setting is given as it is typed."""
+def delegate_result() -> list[str]:
+    """Leave the result to another process, and return the flags to start it with."""
     given = {"--quiet": _current.quiet, "--json": _current.as_json, "--debug": _current.debug}
     emit(_ELSEWHERE)
     return [flag for flag, is_given in given.items() if is_given]
 
 
 @contextlib.contextmanager
-def working(text: str, on: Console | None = None) -> Iterator[None]:
-    """A sign of life on a terminal while something takes its time; nothing elsewhere."""
+def show_status(text: str, on: Console | None = None) -> Iterator[None]:
+    """Show a spinner on a terminal while the context lasts; nothing elsewhere."""
     on = notes() if on is None else on
     if on.is_interactive and not on.quiet:
         with on.status(text):
@@ -208,13 +207,13 @@ def working(text: str, on: Console | None = None) -> Iterator[None]:
 
 
 class Bars:
-    """Bars on a terminal; elsewhere a line at each quarter of what takes longer, so that a log stays short.
+    """Progress bars on a terminal; elsewhere one line at each quarter of a task that takes longer.
 
     Args:
-        on: the console.
-        left: whether the bars tell how much time is left.
-        lines: whether there are lines where there are no bars.
-        stay: whether the bars are still there when all is done.
+        on: the console; stderr by default.
+        left: whether to show the remaining time.
+        lines: whether to print lines where there are no bars.
+        stay: whether the bars remain on the screen at the end.
     """
 
     def __init__(self, on: Console | None = None, *, left: bool = True, lines: bool = True, stay: bool = False) -> None:
@@ -223,11 +222,15 @@ class Bars:
         self.console = notes() if on is None else on
         shown = self.console.is_interactive and not self.console.quiet
         self._bars = Progress(
-            *columns(left=left), console=self.console, transient=not stay, disable=not shown, redirect_stdout=False
+            *progress_columns(left=left),
+            console=self.console,
+            transient=not stay,
+            disable=not shown,
+            redirect_stdout=False,
         )
         self._lines = lines and not shown
         self._start = time.monotonic()
-        self._said: dict[TaskID, int] = {}
+        self._quarters: dict[TaskID, int] = {}
 
     def __enter__(self) -> Self:
         self.start()
@@ -237,60 +240,60 @@ class Bars:
         self.stop()
 
     def start(self) -> None:
-        """Show them from now on."""
+        """Start the display."""
         self._bars.start()
 
     def stop(self) -> None:
-        """Show them no more."""
+        """Stop the display."""
         self._bars.stop()
 
     def add(self, text: str, total: int) -> TaskID:
-        """Another bar."""
+        """Add a bar."""
         return self._bars.add_task(text, total=total)
 
     def update(
         self, bar: TaskID, done: int | None = None, *, total: int | None = None, text: str | None = None
     ) -> None:
-        """Show that so many of so many are done, and under which text."""
+        """Set how many of how many are done, and the text."""
         self._bars.update(bar, completed=done, total=total, description=text)
         if self._lines:
-            self._say(bar)
+            self._print_quarter(bar)
 
     def advance(self, bar: TaskID) -> None:
-        """One more is done."""
+        """Add one to what is done."""
         self.update(bar, int(self._bars.tasks[self._bars.task_ids.index(bar)].completed) + 1)
 
-    def _say(self, bar: TaskID) -> None:
+    def _print_quarter(self, bar: TaskID) -> None:
         task = self._bars.tasks[self._bars.task_ids.index(bar)]
         quarter = int(4 * task.completed // task.total) if task.total else 0
-        if quarter > self._said.get(bar, 0) and time.monotonic() - self._start > PATIENCE:
-            self._said[bar] = quarter
-            write_line(f"{task.description}: {int(task.completed)} of {int(task.total or 0)}", self.console)
+        if quarter > self._quarters.get(bar, 0) and time.monotonic() - self._start > PATIENCE:
+            self._quarters[bar] = quarter
+            print_line(f"{task.description}: {int(task.completed)} of {int(task.total or 0)}", self.console)
 
 
-def columns(*, left: bool = False) -> tuple[ProgressColumn, ...]:
-    """What a bar consists of: the text, the bar, how many of how many, the time it took, and the time that is left."""
+def progress_columns(*, left: bool = False) -> tuple[ProgressColumn, ...]:
+    """Return the columns of a bar: text, bar, count, elapsed time, and with ``left`` the remaining time."""
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-    # Texts may contain brackets, which are no markup.
+    # Text may contain brackets, which are not markup.
     first = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     return (*first, TextColumn("left"), TimeRemainingColumn()) if left else first
 
 
-def _make(stream: TextIO | None, stderr: bool) -> Console:
+def _make_console(stream: TextIO | None, stderr: bool) -> Console:
     from rich.console import Console
 
     is_terminal = stream is not None and stream.isatty()
     plain = not is_terminal and bool(os.environ.get("NO_COLOR"))
     width = None if is_terminal or os.environ.get("COLUMNS", "").isdigit() else WIDTH
-    # Bars move the cursor: a pipe that is given colours is still no place for them.
+    # Bars move the cursor, which a pipe with forced colours cannot do.
     interactive = is_terminal and os.environ.get("TERM", "").lower() not in ("dumb", "unknown")
     return Console(
         emoji=False, stderr=stderr, width=width, force_interactive=interactive, force_terminal=False if plain else None
     )
 
 
-def _plain(value: Any) -> str:
+def _as_plain(value: Any) -> str:
     if isinstance(value, Path):
         return str(value)
-    raise TypeError(f"A result holds texts, numbers, lists, objects and paths (got {type(value).__name__}).")
+    raise TypeError(f"A result may hold text, numbers, lists, dicts and paths (got {type(value).__name__}).")

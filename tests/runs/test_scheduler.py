@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from powerpool.console import governed, setting
+from powerpool.console import current_settings, output_settings
 from powerpool.errors import ArgumentError, PowerPoolError, RecordError
 from powerpool.files import write_json
 from powerpool.runs import scheduler
@@ -218,7 +218,7 @@ def test_a_result_that_cannot_be_read_stays(tmp_path, threads):
 
 def test_workers_print_no_more_than_the_command(tmp_path, capfd):
     for quiet in (True, False):
-        with governed(quiet=quiet):
+        with output_settings(quiet=quiet):
             run_units([Unit(tmp_path / f"{quiet}.json", "unit", print_noise)], jobs=1)
         assert ("noise" in capfd.readouterr().out) is not quiet
 
@@ -320,7 +320,7 @@ def test_sys_exit_is_an_error_of_its_unit(tmp_path, threads):
 def test_a_call_that_a_cluster_repeats_runs_once(tmp_path):
     for _ in range(2):
         payload = pickle.dumps(partial(square, tmp_path, 0))
-        assert scheduler._execute(tmp_path / "0.json", payload, setting()) is None
+        assert scheduler._execute(tmp_path / "0.json", payload, current_settings()) is None
     assert logged(tmp_path) == {"start 0": 1}
 
 

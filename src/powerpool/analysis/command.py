@@ -7,7 +7,7 @@ from pathlib import Path
 
 from powerpool.analysis.result import Inspection
 from powerpool.analysis.runs import inspect_source, open_source
-from powerpool.console import Bars, cell, console, emit, say
+from powerpool.console import Bars, cell, console, emit, print_line
 from powerpool.runs.folder import require_output
 from powerpool.tasks.pooling import Samples
 
@@ -32,7 +32,7 @@ def run(options: InspectOptions) -> None:
     found = inspect_with_progress(options.run, options)
     show(found)
     files = found.write(folder)
-    say(f"written: {folder}: {', '.join(file.name for file in files)}")
+    print_line(f"written: {folder}: {', '.join(file.name for file in files)}")
     emit({"folder": folder, "inspection": found.to_dict()})
 
 
@@ -49,7 +49,7 @@ def show(found: Inspection) -> None:
     from rich.table import Table
 
     for text in (found.headline(), *found.remarks):
-        say(text)
+        print_line(text)
     tables = (
         ("mean ± standard deviation over samples", ("measure", "before the curve", "after"), found.table()),
         (
@@ -65,4 +65,4 @@ def show(found: Inspection) -> None:
         for row in rows:
             table.add_row(*map(cell, row))
         console().print(table)
-    say(found.advice())
+    print_line(found.advice())

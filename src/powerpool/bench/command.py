@@ -20,7 +20,7 @@ from powerpool.bench import findings, operators, runner, tables
 from powerpool.bench.cases import BenchCase
 from powerpool.bench.record import BenchRecord, RecordedOptions, load
 from powerpool.bench.runner import Effort, run_case
-from powerpool.console import Bars, complain, console, delegate, emit, notes, say
+from powerpool.console import Bars, console, delegate_result, emit, notes, print_failure, print_line
 from powerpool.errors import ArgumentError, RecordError
 from powerpool.files import locked
 from powerpool.runs.environment import environment
@@ -91,7 +91,7 @@ class BenchOptions:
 def run(options: BenchOptions) -> int:
     """Run the suites; return 1 if the answers of a case disagreed."""
     if not has_threads(options.threads):
-        return relaunch(["bench", *as_arguments(options), *delegate()], options.threads)
+        return relaunch(["bench", *as_arguments(options), *delegate_result()], options.threads)
     with locked(options.folder):  # before anything is measured that could not be written
         records = [run_suite(suite, options) for suite in (SUITES if options.suite == "all" else (options.suite,))]
     emit([{"written": [_path(record.suite, options)], **dataclasses.asdict(record)} for record in records])
@@ -159,7 +159,7 @@ def run_suite(suite: str, options: BenchOptions) -> BenchRecord:
                 measured = run_case(case, options.effort, options.device, show)
                 record.cases.append(measured)
                 if measured.error:
-                    complain(f"{case.name}: {measured.error}")
+                    print_failure(f"{case.name}: {measured.error}")
                 else:
                     console().print(tables.case_table(measured).as_rich())
                 _add_findings(record, complete=not queue)
@@ -168,12 +168,12 @@ def run_suite(suite: str, options: BenchOptions) -> BenchRecord:
     for table in (tables.growth_table(record), tables.selection_table(record), tables.target_table(record)):
         if table.rows:
             console().print(table.as_rich())
-    say(f"{tables.machine_line(record.environment)}\nrecord: {path}")
+    print_line(f"{tables.machine_line(record.environment)}\nrecord: {path}")
     if options.plots and suite == "pools":
         from powerpool.bench import plots
 
         for plot in plots.draw(record, options.folder):
-            say(f"plot: {plot}")
+            print_line(f"plot: {plot}")
     return record
 
 

@@ -9,7 +9,7 @@ from typing import Literal
 from powerpool.bench.measure import Spread
 from powerpool.bench.record import BenchRecord, CaseRecord, load
 from powerpool.bench.tables import Table
-from powerpool.console import console, emit, say
+from powerpool.console import console, emit, print_line
 from powerpool.errors import ArgumentError, RecordError
 
 Verdict = Literal["wrong", "slower", "missing", "faster", "new", "same"]
@@ -68,17 +68,17 @@ def run(options: CompareOptions) -> int:
     if table.rows:
         console().print(table.as_rich())
     same = sum(change.verdict == "same" for change in changes)
-    say(f"{same} of {len(changes)} are the same. 'x floor' is relative to forming M in the same case and run.")
+    print_line(f"{same} of {len(changes)} are the same. 'x floor' is relative to forming M in the same case and run.")
     for fact in ("processor", "torch"):
         was, now = getattr(old.environment, fact), getattr(new.environment, fact)
         if was != now:
-            say(f"Not the same {fact}: {was}, now {now}.")
+            print_line(f"Not the same {fact}: {was}, now {now}.")
     for verdict, meaning in MEANING.items():
         count = sum(change.verdict == verdict for change in worse)
         if count:
-            say(f"{count} of powerpool {meaning}.")
+            print_line(f"{count} of powerpool {meaning}.")
     if not worse:
-        say("Nothing of powerpool got slower.")
+        print_line("Nothing of powerpool got slower.")
     return 1 if worse else 0
 
 

@@ -10,7 +10,7 @@ from powerpool.bench import plots, tables
 from powerpool.bench.command import SUITES
 from powerpool.bench.record import BenchRecord, load
 from powerpool.bench.tables import Table
-from powerpool.console import emit, say
+from powerpool.console import emit, print_line
 from powerpool.errors import ArgumentError, RecordError
 from powerpool.files import make_folder, write_text
 from powerpool.report.document import escaped
@@ -58,7 +58,7 @@ def run(options: PublishOptions) -> None:
     write_text(options.out / "README.md", markdown(published))
     names = [f"{record.suite}.json" for record in published]
     emit({"written": [options.out / name for name in ("README.md", *names)]})
-    say(f"{options.out}: README.md and {', '.join(names)}")
+    print_line(f"{options.out}: README.md and {', '.join(names)}")
 
 
 def markdown(records: Sequence[BenchRecord]) -> str:

@@ -23,7 +23,7 @@ from typing import Any
 from powerpool.checks import require_seed
 from powerpool.cli.reproduce import reproduce
 from powerpool.cli.show import print_table
-from powerpool.console import emit, note, notes, say
+from powerpool.console import emit, notes, print_line, print_note
 from powerpool.errors import ArgumentError
 from powerpool.files import locked
 from powerpool.report.groups import Group, Row, group_records
@@ -111,9 +111,9 @@ def run(options: DemoOptions) -> None:
         if importlib.util.find_spec(name) is None:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
     start, before, groups = time.monotonic(), _count_units(options.folder), list[Group]()
-    note(f"Three tasks, a few minutes on two cores. Results go to {options.folder}.")
+    print_note(f"Three tasks, a few minutes on two cores. Results go to {options.folder}.")
     for number, part in enumerate(PARTS, 1):
-        note(f"{number} of {len(PARTS)}: {part.title}: {', '.join(part.methods)}")
+        print_note(f"{number} of {len(PARTS)}: {part.title}: {', '.join(part.methods)}")
         with pulse(part.title):
             records = reproduce(make_options(part, options), report=False).records
         groups += group_records(records, part.methods[0], part.methods)
@@ -136,13 +136,13 @@ def run(options: DemoOptions) -> None:
     )
     print_table(make_table(groups))
     for text in (*describe_methods(groups), NOTE if options.quick else f"One seed ({options.seed}) and small budgets."):
-        say(text)
+        print_line(text)
     if resumed:
-        say(f"All results were in {options.folder} already. Delete it to start anew.")
-    say(f"Report: {report}")
-    say(f"This took {seconds:.0f} s. Try next:")
+        print_line(f"All results were in {options.folder} already. Delete it to start anew.")
+    print_line(f"Report: {report}")
+    print_line(f"This took {seconds:.0f} s. Try next:")
     for command in commands:
-        say(f"  {command}")
+        print_line(f"  {command}")
 
 
 def make_options(part: Part, options: DemoOptions) -> Any:
@@ -171,7 +171,7 @@ def pulse(text: str) -> Iterator[None]:
 
     def beat() -> None:
         while not done.wait(PULSE):
-            note(f"{text}: running for {time.monotonic() - start:.0f} s")
+            print_note(f"{text}: running for {time.monotonic() - start:.0f} s")
 
     thread = threading.Thread(target=beat, daemon=True)
     if not (notes().is_interactive or notes().quiet):

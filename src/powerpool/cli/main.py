@@ -1,10 +1,10 @@
 """The command line: one table of commands, each imported when it is called.
 
-A command is a function of one typed dataclass, its options; it returns its exit code, or None for 0. The fields of the
-dataclass become ``--options``, the docstring becomes their help, and ``--config RECIPE`` reads the same fields from
-YAML. What it says goes through :mod:`powerpool.console`, what goes wrong through :func:`main`.
+A command is a function of one frozen dataclass, its options; it returns its exit code, or None for 0. The fields of the
+dataclass become ``--options``, its docstring their help, and ``--config RECIPE`` reads the same fields from YAML.
+Commands print through :mod:`powerpool.console`; :func:`main` turns errors into messages and exit codes.
 
-Exit codes: 0 for success, 1 for a failure, 2 for what the user can put right by typing something else, 130 for Ctrl-C.
+Exit codes: 0 for success, 1 for a failure, 2 for wrong use, 130 for Ctrl-C.
 """
 
 from __future__ import annotations
@@ -18,362 +18,281 @@ import sys
 import textwrap
 import traceback
 import typing
-from collections.abc import Callable, Iterator, Sequence
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from powerpool import __version__
-from powerpool.cli.options import (
-    FLAGS,
-    HELP,
-    OptionError,
-    asks_for_help,
-    asks_for_recipe,
-    flags_last,
-    help_text,
-    own_options,
-    parse,
-    read_flags,
-)
-from powerpool.console import governed, one_line
-from powerpool.errors import DiskError, PowerPoolError, UnknownNameError, did_you_mean, shorten
-from powerpool.runs.config import to_yaml
+from powerpool.cli.options import FLAGS, PRINT, OptionError, help_text, parse, read_flags, split_options
+from powerpool.console import one_line, output_settings
+from powerpool.errors import PowerPoolError, UnknownNameError, did_you_mean, shorten
+from powerpool.runs.config import RenamedFieldWarning, to_yaml
 
-PIPELINES = "train,graph,sweep,figures"
-VISION = "train,vision,sweep,figures,sklearn"
-FEWSHOT = "train,vision,sweep,figures,sklearn"
-SAME_COMMAND = "What is done is kept: the same command goes on from there"
+BASIC = "train,figures"
+GRAPH = "train,graph,sweep,figures"
+IMAGES = "train,vision,sweep,figures,sklearn"
+SAME_COMMAND = "Finished work is kept: run the same command to continue."
 OFFLINE = "POWERPOOL_OFFLINE"
-"""The variable by which the code that reads data, in this process and its workers, knows of ``--offline``."""
-MISTYPED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ENOENT, errno.ENOTDIR)
-"""What the system says of a name where another one would do."""
+"""The environment variable that forbids network access, in this process and its workers."""
+WRONG_NAMES = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ENOENT, errno.ENOTDIR)
+"""Errors of the operating system that another file name would avoid."""
 LONGEST = 2000
-"""Characters of an error; of a longer one, which repeats something long that was given, the middle is left out."""
+"""Characters of an error message; the middle of a longer one is left out."""
+HELP = ("-h", "--help")
 
 
 @dataclass(frozen=True)
 class Command:
-    """Where a command lives, what it does, and which extras it needs."""
+    """Where a command is implemented, which extras it needs, and what it does.
 
-    target: str  # "module:function"
-    help: str
+    Args:
+        target: module inside powerpool and function, ``report.report:run``
+        extras: extras of the package that the command needs
+        help: one line for the list of commands
+        positional: the option that words without a name belong to
+        options: module inside powerpool and dataclass of the options; default: the annotation of the function
+        methods: the task whose methods the help lists
+        resume: what to do after Ctrl-C, where finished work is kept
+    """
+
+    target: str
     extras: str
-    first_word: str | None = None
-    """The option that the first word after the command sets, if that is no option itself."""
-    words: str | None = None
-    """The option, a list, that all words without a name belong to, wherever they stand."""
-    methods: str | None = None
-    """The task whose methods the help lists."""
-    goes_on: str = ""
-    """How to go on after Ctrl-C, where what is done is kept."""
+    help: str
+    positional: str | None = None
     options: str | None = None
-    """"module:Class" of the options; default: the type of the parameter of the function."""
+    methods: str | None = None
+    resume: str = ""
+
+
+def _of_task(verb: str, task: str, text: str, positional: str | None = None) -> Command:
+    """A command that is written once for all tasks, with the options of one of them."""
+    target = f"cli.commands:{verb}" if verb in ("train", "evaluate", "predict") else f"cli.{verb}:run"
+    options = f"tasks.{task}.options:{verb.capitalize()}Options"
+    extras = GRAPH if task == "graph" else IMAGES
+    if verb in ("evaluate", "predict"):
+        return Command(target, extras, text, positional, options)
+    return Command(target, extras, text, positional, options, methods=task, resume=SAME_COMMAND)
 
 
 COMMANDS: dict[str, Command] = {
-    "demo": Command(
-        target="powerpool.cli.demo:run",
-        help="all three pipelines on small data in a few minutes: one table, one report",
-        extras="train,graph,vision,sweep,figures,sklearn",
-        goes_on=SAME_COMMAND,
-    ),
+    "demo": Command("cli.demo:run", "demo", "run all three tasks on small data in a few minutes", resume=SAME_COMMAND),
     "bench": Command(
-        target="powerpool.bench.command:run",
-        help="time and memory of pools, solvers, curves and training, against competitors in the same run",
-        extras="train,figures",
-        first_word="suite",
-        goes_on="What was measured is kept: the same command with --resume goes on from there",
+        "bench.command:run",
+        BASIC,
+        "measure time and memory of pools, solvers, curves and training, and of competitors",
+        positional="suite",
+        resume="Finished measurements are kept: run the same command with --resume to continue.",
     ),
     "bench publish": Command(
-        target="powerpool.bench.publish:run",
-        help="put finished records of bench, and the tables made from them, into a folder",
-        extras="train,figures",
+        "bench.publish:run", BASIC, "copy finished records of bench, and the tables made from them, into a folder"
     ),
     "bench compare": Command(
-        target="powerpool.bench.compare:run",
-        help="what got slower between two records of bench; exit code 1 if anything of powerpool did",
-        extras="train,figures",
+        "bench.compare:run", BASIC, "list what got slower between two records of bench; exit code 1 if powerpool did"
     ),
-    "train graph": Command(
-        target="powerpool.cli.commands:train",
-        options="powerpool.tasks.graph.options:TrainOptions",
-        help="train a graph classifier on one fold of a data set, and keep the model",
-        extras=PIPELINES,
-        methods="graph",
-        goes_on=SAME_COMMAND,
-    ),
-    "evaluate graph": Command(
-        target="powerpool.cli.commands:evaluate",
-        options="powerpool.tasks.graph.options:EvaluateOptions",
-        help="the accuracy of a trained graph classifier on the graphs that it has not seen",
-        extras=PIPELINES,
-    ),
-    "predict graph": Command(
-        target="powerpool.cli.commands:predict",
-        options="powerpool.tasks.graph.options:PredictOptions",
-        help="the class that a trained graph classifier gives to every graph of a data set",
-        extras=PIPELINES,
-    ),
-    "reproduce graph": Command(
-        target="powerpool.cli.reproduce:run",
-        options="powerpool.tasks.graph.options:ReproduceOptions",
-        help="all folds of data sets and methods, several at a time; goes on where it was stopped",
-        extras=PIPELINES,
-        methods="graph",
-        goes_on=SAME_COMMAND,
-    ),
-    "train vision": Command(
-        target="powerpool.cli.commands:train",
-        options="powerpool.tasks.vision.options:TrainOptions",
-        help="train an image classifier, on frozen features or end to end, and keep the model",
-        extras=VISION,
-        methods="vision",
-        goes_on=SAME_COMMAND,
-    ),
-    "evaluate vision": Command(
-        target="powerpool.cli.commands:evaluate",
-        options="powerpool.tasks.vision.options:EvaluateOptions",
-        help="top-1 and top-5 accuracy of a trained image classifier, by class, with the confusion matrix",
-        extras=VISION,
-    ),
-    "predict vision": Command(
-        target="powerpool.cli.commands:predict",
-        options="powerpool.tasks.vision.options:PredictOptions",
-        help="predict the classes of images, files or folders, by a trained image classifier",
-        extras=VISION,
-        words="pictures",
-    ),
+    "train graph": _of_task("train", "graph", "train a graph classifier on one fold of a data set"),
+    "evaluate graph": _of_task("evaluate", "graph", "test a trained graph classifier on graphs it has not seen"),
+    "predict graph": _of_task("predict", "graph", "predict the class of every graph of a data set"),
+    "reproduce graph": _of_task("reproduce", "graph", "train and test methods on all folds of data sets"),
+    "train vision": _of_task("train", "vision", "train an image classifier, on frozen features or end to end"),
+    "evaluate vision": _of_task("evaluate", "vision", "top-1 and top-5 accuracy, by class, with the confusion matrix"),
+    "predict vision": _of_task("predict", "vision", "predict the classes of images, files or folders", "pictures"),
     "export vision": Command(
-        target="powerpool.tasks.vision.export:export",
-        help="write a trained image classifier as ONNX or as a program of torch.export",
-        extras=VISION,
+        "tasks.vision.export:export", IMAGES, "write a trained image classifier as ONNX or torch.export program"
     ),
-    "reproduce vision": Command(
-        target="powerpool.cli.reproduce:run",
-        options="powerpool.tasks.vision.options:ReproduceOptions",
-        help="train and test every method on the same features of data sets, as in the paper's tables",
-        extras=VISION,
-        methods="vision",
-        goes_on=SAME_COMMAND,
-    ),
-    "sweep vision": Command(
-        target="powerpool.cli.sweep:run",
-        options="powerpool.tasks.vision.options:SweepOptions",
-        help="validation accuracy as a function of one setting, such as beta, alpha or eta",
-        extras=VISION,
-        methods="vision",
-        goes_on=SAME_COMMAND,
-    ),
-    "train fewshot": Command(
-        target="powerpool.cli.commands:train",
-        options="powerpool.tasks.fewshot.options:TrainOptions",
-        help="train a network that compares images of classes it has never seen, and keep it",
-        extras=FEWSHOT,
-        methods="fewshot",
-        goes_on=SAME_COMMAND,
-    ),
-    "evaluate fewshot": Command(
-        target="powerpool.cli.commands:evaluate",
-        options="powerpool.tasks.fewshot.options:EvaluateOptions",
-        help="test a trained few-shot network again, in other episodes or on other images",
-        extras=FEWSHOT,
-    ),
-    "predict fewshot": Command(
-        target="powerpool.cli.commands:predict",
-        options="powerpool.tasks.fewshot.options:PredictOptions",
-        help="classify images by a few examples of each class, without any training",
-        extras=FEWSHOT,
-        words="pictures",
-    ),
-    "reproduce fewshot": Command(
-        target="powerpool.cli.reproduce:run",
-        options="powerpool.tasks.fewshot.options:ReproduceOptions",
-        help="train and test methods in the same episodes, as in the paper's tables of few-shot learning",
-        extras=FEWSHOT,
-        methods="fewshot",
-        goes_on=SAME_COMMAND,
-    ),
-    "inspect": Command(
-        target="powerpool.analysis.command:run",
-        help="spectra and burstiness of the features that a trained model pools, and a parameter to try",
-        extras="train,figures",
-    ),
-    "figures": Command(
-        target="powerpool.figures.command:run",
-        help="the figures of the paper: curves and bounds from formulas, measurements from records",
-        extras="train,figures",
-        words="names",
-    ),
-    "explore": Command(
-        target="powerpool.analysis.explorer.command:run",
-        help="a page for the browser: move the parameters of curves and see what they do",
-        extras="train,figures",
-    ),
-    "selfcheck": Command(
-        target="powerpool.selfcheck.command:run",
-        help="every curve, solver and pool against the right answers, on this machine; what a bug report needs",
-        extras="train,figures",
-    ),
-    "report": Command(
-        target="powerpool.report.write:run",
-        help="the tables and plots of finished runs, beside the figures of the paper",
-        extras=PIPELINES,
-    ),
+    "reproduce vision": _of_task("reproduce", "vision", "train and test methods on image data sets, as in the paper"),
+    "sweep vision": _of_task("sweep", "vision", "validation accuracy against one setting, such as beta or eta"),
+    "train fewshot": _of_task("train", "fewshot", "train a network that compares images of unseen classes"),
+    "evaluate fewshot": _of_task("evaluate", "fewshot", "test a few-shot network in other episodes or on other images"),
+    "predict fewshot": _of_task("predict", "fewshot", "classify images by a few examples of each class", "pictures"),
+    "reproduce fewshot": _of_task("reproduce", "fewshot", "train and test methods in the same episodes"),
+    "inspect": Command("analysis.command:run", BASIC, "spectra and burstiness of the features that a model pools"),
+    "figures": Command("figures.command:run", BASIC, "figures of the paper, from formulas and from records", "names"),
+    "explore": Command("analysis.explorer.command:run", BASIC, "a web page that shows curves and their parameters"),
+    "selfcheck": Command("selfcheck.command:run", BASIC, "check every curve, solver and pool on this machine"),
+    "report": Command("report.write:run", GRAPH, "tables and plots of finished runs, next to the figures of the paper"),
 }
-
-ARGUMENTS = {
+IN_PYTHON = {
     "download=True": "--download true",
     "root=": "--data_root",
     'corrupt="skip"': "--corrupt skip",
     ", or cut=ClassCut(...)": "",
 }
-"""Arguments of functions that errors advise, and the options that are the same."""
-RECIPES = {"fewshot/pretraining": "reproduce fewshot --study pretraining"}
-"""Recipes of one command that look as if they were for others of their pipeline."""
-GROUPS = {name.split()[0] for name in COMMANDS if " " in name}
-"""First words of commands of two words."""
-PIPELINE_COMMANDS = {name.split()[0] for name in COMMANDS} - COMMANDS.keys()
-"""First words that are no command without a second one, the pipeline."""
+"""Arguments of Python functions that errors recommend, and the same as options."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``powerpool COMMAND [options]`` and return its exit code."""
     _open_closed_streams()
-    arguments = flags_last(sys.argv[1:] if argv is None else argv, GROUPS)
-    with contextlib.suppress(AttributeError, ValueError):  # a name of a file that is no text can be printed, too
-        typing.cast("Any", sys.stdout).reconfigure(errors="backslashreplace")
-    first, second = ([*arguments, "", ""])[:2]
-    name = f"{first} {second}" if f"{first} {second}" in COMMANDS else first
+    arguments, flags, name = list(sys.argv[1:] if argv is None else argv), set[str](), ""
     try:
-        rest = arguments[len(name.split()) :]
-        code = _run(name, rest) if name in COMMANDS else _top_level(first, second)
+        flags = read_flags(arguments)
+        name, rest = _find_command(arguments)
+        code = _run(name, rest, flags) if name in COMMANDS else _run_without_command(name, rest)
         sys.stdout.flush()
         return code
     except (Exception, KeyboardInterrupt) as error:
-        code, said = _explain(error, name)
-        with contextlib.suppress(OSError, ValueError):  # nobody reads stderr either
-            if said and _asks_for_debug(arguments):
+        reader_is_gone = isinstance(error, BrokenPipeError) and _reader_is_gone()
+        _discard_unwritten_stdout()
+        if reader_is_gone:
+            return 1
+        code, message = _explain(error, name)
+        with contextlib.suppress(OSError, ValueError):  # stderr may be closed, too
+            if "debug" in flags:
                 traceback.print_exception(error, file=sys.stderr)
-            sys.stderr.write(_as_one_line(said))
+            called = f"powerpool {name}".rstrip()
+            sys.stderr.write(_as_one_line(f"{called}: {message}"))
             sys.stderr.flush()
-        _leave_stdout()
         return code
 
 
-def _open_closed_streams() -> None:
-    """Let what is said go nowhere where a stream was closed before the start, as by ``>&-``: Python then has None."""
-    for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115  # as long as the process lives
+def _find_command(arguments: Sequence[str]) -> tuple[str, list[str]]:
+    """The name of the command, and the other arguments: flags may precede each word of the name."""
+    name, rest = "", list(arguments)
+    for _ in range(2):
+        place = next((place for place, word in enumerate(rest) if not _is_flag(word)), len(rest))
+        longer = " ".join([*name.split(), *rest[place : place + 1]])
+        if place < len(rest) and any(f"{known} ".startswith(f"{longer} ") for known in COMMANDS):
+            name = longer
+            del rest[place]
+    return name, rest
 
 
-def _run(name: str, arguments: list[str]) -> int:
-    """Run a command with what was typed after its name."""
-    command, flags = COMMANDS[name], read_flags(arguments)
-    if command.first_word is not None and arguments and not arguments[0].startswith("-"):
-        arguments = [f"--{command.first_word}={arguments[0]}", *arguments[1:]]
-    with _network_forbidden(flags.offline):
+def _is_flag(word: str) -> bool:
+    return word.startswith("--") and word[2:].partition("=")[0] in FLAGS
+
+
+def _run(name: str, arguments: list[str], flags: set[str]) -> int:
+    """Run a command with the arguments after its name."""
+    command = COMMANDS[name]
+    with _network_forbidden("offline" in flags), _renamed_fields_shown("quiet" not in flags):
         function = _load(command.target)
-        options_type: Any = _load(command.options) if command.options else _options_type(function)
-        if asks_for_help(arguments):
-            sys.stdout.write(help_text(options_type, name) + _methods(command))
+        options_type = options_of(command)
+        if any(word in HELP for word in arguments):
+            sys.stdout.write(help_text(options_type, name, command.positional) + _list_methods(command))
             return 0
-        options: Any = parse(options_type, arguments, command.words)
-        if asks_for_recipe(arguments):
+        options = parse(options_type, arguments, command.positional)
+        if any(option == PRINT for option, _ in split_options(arguments)):
             sys.stdout.write(to_yaml(options))
             return 0
-        own = own_options(options_type)  # an option of the command itself is no flag
-        quiet, as_json = flags.quiet and "quiet" not in own, flags.json and "json" not in own
-        with governed(quiet=quiet, as_json=as_json, debug=flags.debug) as output:
+        with output_settings(quiet="quiet" in flags, as_json="json" in flags, debug="debug" in flags) as output:
             code = function(options) or 0
         sys.stdout.write(output.document)
         return code
 
 
+def _run_without_command(name: str, rest: Sequence[str]) -> int:
+    """Print help or the version, or raise an error that says what is missing."""
+    word = next((word for word in rest if not _is_flag(word)), "")
+    if not name and word in ("", *HELP):
+        sys.stdout.write(_help())
+    elif name and word in HELP:
+        tasks = [command for command in COMMANDS if command.startswith(f"{name} ")]
+        sys.stdout.write(f"usage: powerpool {name} TASK [options]\n\n{_list_commands(tasks)}\n")
+    elif not name and word == "--version":
+        sys.stdout.write(f"powerpool {__version__}\n")
+    elif name:
+        tasks = [command.split()[1] for command in COMMANDS if command.startswith(f"{name} ")]
+        problem = "The task is missing." if word[:1] in ("", "-") else f"There is no task {shorten(word)!r}."
+        raise OptionError(f"{problem}{did_you_mean(word, tasks)} Choose one of: {', '.join(tasks)}.")
+    else:
+        kind = "option" if word.startswith("-") else "command"
+        near = did_you_mean(word, [known.split()[0] for known in COMMANDS])
+        raise OptionError(f"There is no {kind} {shorten(word)!r}.{near} 'powerpool --help' lists all commands.")
+    return 0
+
+
+def options_of(command: Command) -> Any:
+    """Return the dataclass of the options of a command."""
+    return _load(command.options) if command.options else typing.get_type_hints(_load(command.target))["options"]
+
+
+def _load(target: str) -> Any:
+    module, _, name = target.partition(":")
+    return getattr(importlib.import_module(f"powerpool.{module}"), name)
+
+
 @contextlib.contextmanager
 def _network_forbidden(forbidden: bool) -> Iterator[None]:
-    """Whether the variable of ``--offline`` is set inside, for this process and those that it starts."""
+    """Set the variable of ``--offline`` for this process and those that it starts."""
     before = os.environ.get(OFFLINE)
     if forbidden:
         os.environ[OFFLINE] = "1"
     try:
         yield
     finally:
-        if forbidden and before is None:
-            del os.environ[OFFLINE]
-        elif forbidden and before is not None:
-            os.environ[OFFLINE] = before
+        if forbidden:
+            os.environ.pop(OFFLINE)
+            os.environ.update({} if before is None else {OFFLINE: before})
 
 
-# ---- what went wrong -------------------------------------------------------------------------------------------------
+@contextlib.contextmanager
+def _renamed_fields_shown(shown: bool) -> Iterator[None]:
+    """Print warnings about renamed options and recipe fields as one line each."""
+
+    def show(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
+        if issubclass(category, RenamedFieldWarning):
+            sys.stderr.write(f"powerpool: warning: {one_line(str(message))}\n")
+        else:
+            before(message, category, *where, **more)
+
+    with warnings.catch_warnings():
+        before = warnings.showwarning
+        warnings.showwarning = show
+        warnings.simplefilter("always" if shown else "ignore", RenamedFieldWarning)
+        yield
+
+
+# ---- errors ----------------------------------------------------------------------------------------------------------
 
 
 def _explain(error: BaseException, name: str) -> tuple[int, str]:
-    """The exit code for an error, and what is said of it."""
-    command, called = COMMANDS.get(name), f"powerpool {name}".rstrip()
-    if isinstance(error, KeyboardInterrupt):  # what can be gone on with says so
-        how = str(error) or ("" if command is None else command.goes_on)
-        return 130, f"{called}: interrupted. {how}".rstrip(". ") + ".\n"
-    if isinstance(error, PowerPoolError):  # a value of the right type that is refused, or a file that is
-        code = 1 if isinstance(error, DiskError) else getattr(error, "exit_code", 2)
-        return code, f"{called}: error: {_advice(error, name)}\n"
-    if isinstance(error, ModuleNotFoundError) and command is not None and _is_foreign(error):
-        return 1, (
-            f"{called} needs the package {error.name!r}, which is not installed. "
-            f"Install it with: pip install 'powerpool[{command.extras}]'\n"
-        )
-    if isinstance(error, BrokenPipeError) and _reader_is_gone():
-        return 1, ""
-    if isinstance(error, OSError):
-        return 2 if error.errno in MISTYPED else 1, f"{called}: error: {_said_by_system(error)}\n"
+    """The exit code and the message for an error."""
+    command = COMMANDS.get(name)
+    if isinstance(error, KeyboardInterrupt):
+        return 130, f"interrupted. {str(error) or (command.resume if command else '')}".rstrip()
+    if isinstance(error, PowerPoolError):
+        return error.exit_code, f"error: {_in_options(error, name)}"
+    if isinstance(error, ModuleNotFoundError) and command and str(error.name).partition(".")[0] != "powerpool":
+        install = f"pip install 'powerpool[{command.extras}]'"
+        return 1, f"error: needs the package {error.name!r}, which is not installed. Install it with: {install}"
+    if isinstance(error, OSError) and error.strerror:
+        files = " to ".join(repr(file) for file in (error.filename, error.filename2) if file is not None)
+        return 2 if error.errno in WRONG_NAMES else 1, f"error: {error.strerror}{': ' if files else ''}{files}."
     if isinstance(error, MemoryError):
-        remedy = "Take smaller batches or fewer --jobs and --workers, or close other programs."
-        return 1, f"{called}: error: memory ran out. {remedy}\n"
-    said = f"{type(error).__name__}: {_first_line(error)}".rstrip(".: ")
-    return 1, f"{called}: unexpected error: {said}. Run again with --debug and report what it says.\n"
+        return 1, "error: memory ran out. Use smaller batches, or fewer --jobs and --workers."
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    message = f"{type(error).__name__}: {lines[0] if lines else ''}".rstrip(".: ")
+    if isinstance(error, OSError):
+        return 1, f"error: {message}."
+    return 1, f"unexpected error: {message}. Run the command again with --debug and report the output."
 
 
-def _advice(error: PowerPoolError, name: str) -> str:
-    """What an error says, in the words of the command line."""
-    message = as_typed(str(error))
-    for recipe, owner in RECIPES.items():
-        if message.startswith(f"recipe {recipe}, ") and ": unknown field " in message:
-            return f"The recipe {recipe} belongs to another command: powerpool {owner}."
+def _in_options(error: PowerPoolError, name: str) -> str:
+    """The message of an error in terms of the command line."""
+    message = str(error)
+    for argument, option in IN_PYTHON.items():
+        message = message.replace(argument, option)
     unknown = next((one for one in (error, error.__cause__) if isinstance(one, UnknownNameError)), None)
     if unknown is not None and unknown.is_cut and name in COMMANDS and COMMANDS[name].methods:
-        return f"{message} 'powerpool {name} --help' lists all."
+        message += f" 'powerpool {name} --help' lists all."
     return message
 
 
-def _asks_for_debug(arguments: Sequence[str]) -> bool:
-    with contextlib.suppress(OptionError):  # what was typed may be the error
-        return read_flags(arguments).debug
-    return False
-
-
-def _is_foreign(error: ModuleNotFoundError) -> bool:
-    return error.name is not None and error.name.split(".")[0] != "powerpool"
-
-
-def _said_by_system(error: OSError) -> str:
-    """``No space left on device: 'runs/a'.``"""
-    if not error.strerror:
-        return f"{type(error).__name__}: {_first_line(error)}".rstrip(".: ") + "."
-    files = " to ".join(repr(os.fspath(file)) for file in (error.filename, error.filename2) if isinstance(file, str))
-    return f"{error.strerror}{': ' if files else ''}{files}."
-
-
-def _as_one_line(said: str) -> str:
-    """What is said of an error, as one line: a name that it repeats may hold line breaks, and be of any length."""
-    line = one_line(said.rstrip("\n"))
+def _as_one_line(message: str) -> str:
+    line = one_line(message)
     if len(line) > LONGEST:
         line = f"{line[: LONGEST // 2]} ... {line[-LONGEST // 2 :]}"
-    return f"{line}\n" if line else ""
+    return f"{line}\n"
 
 
-def _first_line(error: BaseException) -> str:
-    lines = (line.strip() for line in str(error).splitlines())
-    return textwrap.shorten(next((line for line in lines if line), ""), 300, placeholder=" ...")
+def _open_closed_streams() -> None:
+    """Discard output where a stream was closed before the start, as by ``>&-``, and print undecodable file names."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115  # as long as the process lives
+    with contextlib.suppress(AttributeError, ValueError):
+        typing.cast("Any", sys.stdout).reconfigure(errors="backslashreplace")
 
 
 def _reader_is_gone() -> bool:
@@ -382,98 +301,47 @@ def _reader_is_gone() -> bool:
         poll = select.poll()
         poll.register(sys.stdout.fileno(), 0)
         return any(event & select.POLLERR for _, event in poll.poll(0))
-    except (AttributeError, OSError, ValueError):  # no such call on this system, no such stream
+    except (AttributeError, OSError, ValueError):  # Windows, or a closed stream
         return True
 
 
-def _leave_stdout() -> None:
-    """Give up what stdout does not take: the interpreter would try once more at its end, and complain."""
+def _discard_unwritten_stdout() -> None:
+    """Redirect a stdout that cannot be written: the interpreter would try again at exit, and print an error."""
     try:
         sys.stdout.flush()
     except OSError:
         with open(os.devnull, "wb") as nowhere:
             os.dup2(nowhere.fileno(), sys.stdout.fileno())
-    except (AttributeError, ValueError):  # there is none
+    except ValueError:  # closed
         pass
-
-
-def as_typed(message: str) -> str:
-    """A message that names arguments of Python functions, in the words of the command line.
-
-    Example:
-        >>> as_typed("It is not on this machine: allow download=True.")
-        'It is not on this machine: allow --download true.'
-    """
-    for argument, option in ARGUMENTS.items():
-        message = message.replace(argument, option)
-    return message
 
 
 # ---- help ------------------------------------------------------------------------------------------------------------
 
 
-def _top_level(first: str, second: str) -> int:
-    """Answer where no command is named: with help, or with what is missing."""
-    if first in ("", *HELP, *(f"--{flag}" for flag in FLAGS)):
-        sys.stdout.write(_help())
-        return 0
-    if first == "--version":
-        sys.stdout.write(f"powerpool {__version__}\n")
-        return 0
-    if first in PIPELINE_COMMANDS:
-        return _ask_for_pipeline(first, second)
-    what = "option" if first.startswith("-") else "command"
-    near = did_you_mean(first, [*dict.fromkeys(name.split()[0] for name in COMMANDS)])
-    problem = f"there is no {what} {shorten(first)!r}.{near}"
-    sys.stderr.write(f"powerpool: error: {problem} 'powerpool --help' lists all commands.\n")
-    return 2
-
-
 def _help() -> str:
-    width = max(map(len, COMMANDS))
-    commands = "\n".join(f"  {name:<{width}}  {command.help}" for name, command in COMMANDS.items())
-    flags = "\n".join(f"  --{name:<{width - 2}}  {meaning}" for name, meaning in FLAGS.items())
+    flags = "\n".join(f"  --{name:<{_width() - 2}}  {meaning}" for name, meaning in FLAGS.items())
     return (
         "usage: powerpool [--help] [--version] COMMAND [options]\n\n"
         "Power-normalized second-order pooling for PyTorch.\n\n"
-        f"commands:\n{commands}\n\nflags of every command:\n{flags}\n\n"
+        f"commands:\n{_list_commands(COMMANDS)}\n\nflags of every command:\n{flags}\n\n"
         "'powerpool COMMAND --help' lists the options of a command.\n"
     )
 
 
-def _methods(command: Command) -> str:
-    """What a help says of methods, where they are named by an option."""
+def _width() -> int:
+    return max(map(len, COMMANDS))
+
+
+def _list_commands(names: Iterable[str]) -> str:
+    return "\n".join(f"  {name:<{_width()}}  {COMMANDS[name].help}" for name in names)
+
+
+def _list_methods(command: Command) -> str:
     if command.methods is None:
         return ""
     from powerpool.tasks.methods import METHODS
 
     names = ", ".join(METHODS[command.methods])
-    # A name is not broken: its parts would be names, too.
     listed = textwrap.fill(names, 100, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)
     return f"\nmethods:\n{listed}\n"
-
-
-def _ask_for_pipeline(first: str, second: str) -> int:
-    """Say which pipelines follow a first word, and return the exit code."""
-    pipelines = [name.split()[1] for name in COMMANDS if name.startswith(f"{first} ")]
-    if asks_for_help([second]):
-        listed = "\n".join(f"  powerpool {first} {name}  {COMMANDS[f'{first} {name}'].help}" for name in pipelines)
-        sys.stdout.write(f"usage: powerpool {first} PIPELINE [options]\n\n{listed}\n")
-        return 0
-    if second.startswith("-") or not second:
-        problem = "which pipeline?"
-    else:
-        problem = f"there is no pipeline {shorten(second)!r}.{did_you_mean(second, pipelines)}"
-    sys.stderr.write(f"powerpool {first}: error: {problem} Choose one of: {', '.join(pipelines)}.\n")
-    return 2
-
-
-def _load(target: str) -> Callable[[Any], int | None]:
-    module, _, function = target.partition(":")
-    loaded: Callable[[Any], int | None] = getattr(importlib.import_module(module), function)
-    return loaded
-
-
-def _options_type(function: Callable[[Any], int | None]) -> type:
-    options_type: type = typing.get_type_hints(function)["options"]
-    return options_type

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from powerpool.cli.show import show_progress, write_answers
-from powerpool.console import emit, say
+from powerpool.console import emit, print_line
 from powerpool.files import locked, write_json
 from powerpool.report.plots import draw_sweep
 from powerpool.runs.environment import Environment, environment, merge_environments, resume_key
@@ -97,7 +97,7 @@ def _write(
     write_json(written[0], found)
     write_answers(rows, written[1])
     draw_sweep(rows, name, f"{method} on validation images of {title}", written[2])
-    say(
+    print_line(
         f"{name} of {method} on {title}: {picked[name]:g} has the highest validation accuracy, "
         f"{picked['accuracy']:.2f} %; the worst value has {min(row['accuracy'] for row in rows):.2f} %. "
         f"Written: {stem}.json, .csv, .svg"

@@ -6,7 +6,7 @@ import builtins
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from powerpool.console import emit, say
+from powerpool.console import emit, print_line
 from powerpool.errors import ArgumentError, RecordError
 from powerpool.figures.drawing import FORMATS, write_figure
 from powerpool.figures.registry import FIGURES, make_figure, require_figure
@@ -63,13 +63,13 @@ def run(options: FiguresOptions) -> None:
         except MissingRecordError as error:
             missing[name] = error
             if not options.names:
-                say(f"{name}: skipped, {error}")
+                print_line(f"{name}: skipped, {error}")
             continue
         except RecordError as error:
             damaged[name] = error
             continue
         written[name] = write_figure(data, options.out / name, options.dpi)
-        say(f"{name}: {options.out / name}.{{{','.join(FORMATS)}}}")
+        print_line(f"{name}: {options.out / name}.{{{','.join(FORMATS)}}}")
     errors = {**damaged, **(missing if options.names else {})}
     if errors:
         kind = RecordError if damaged else MissingRecordError
@@ -81,4 +81,4 @@ def _list_figures() -> None:
     emit({name: {"shows": entry.shows, "paper": entry.paper} for name, entry in FIGURES.items()})
     width = max(map(len, FIGURES))
     for name, entry in FIGURES.items():
-        say(f"{name:<{width}}  {entry.shows} (paper: {entry.paper})")
+        print_line(f"{name:<{width}}  {entry.shows} (paper: {entry.paper})")

@@ -1,19 +1,26 @@
-"""Recipes: YAML files of the fields of a typed configuration, checked field by field.
+"""Recipes: YAML files with the fields of a typed configuration.
 
-A configuration is a frozen dataclass whose fields are texts, numbers, paths, choices, lists of them, or configurations
-in turn. A field inside another has a dotted name, ``model.hidden``. Everything that a file can get wrong is a
-:class:`RecipeError` that names the file, the line and the field; checks of the configuration itself run last.
+A configuration is a frozen dataclass whose fields are strings, numbers, paths, choices, lists of these, or nested
+configurations. A nested field has a dotted name, ``model.hidden``. jsonargparse checks types, merges values with
+defaults and builds the dataclass. PyYAML reads files with a restricted loader, because recipes and run folders may come
+from strangers.
+
+A dataclass with ``RENAMED: ClassVar[dict[str, str]] = {"pool.eta_prime": "pool.sigme_eta"}`` still accepts the old name
+of a field, with a :class:`RenamedFieldWarning`.
 """
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
-import math
+import functools
 import os
 import re
+import sys
 import types
 import typing
-from collections.abc import Iterator, Mapping
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -25,420 +32,338 @@ from powerpool.files import read_bytes
 Config = TypeVar("Config")
 
 LARGEST = 1_000_000
-"""Characters of a recipe. A hundred lines have about 3,000; what is larger was not meant."""
+"""Bytes of a recipe. A hundred lines have about 3,000."""
 DEEPEST = 20
 """Levels of nesting of a recipe. A configuration has two or three."""
-
-WHOLE = re.compile(r"[-+]?(0|[1-9][0-9]{0,99})")
-NUMBER = re.compile(r"[-+]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?")
-WORDS = {
-    **dict.fromkeys(("true", "yes", "on"), True),
-    **dict.fromkeys(("false", "no", "off"), False),
-    **dict.fromkeys(("null", "~", ""), None),
+TAG = "tag:yaml.org,2002:"
+SCALARS = {
+    "bool": re.compile(r"(?i:true|yes|on|false|no|off)\Z"),
+    "null": re.compile(r"(?i:null|~|)\Z"),
+    "int": re.compile(r"[-+]?(0|[1-9][0-9]{0,99})\Z"),
+    "float": re.compile(r"[-+]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?\Z"),
 }
-BEFORE_LAST_PART = re.compile(r".*[./]", re.DOTALL)
-_MISFIT = object()
+"""What a word without quotes is. Unlike in YAML 1.1, 010 is not 8, 1:30 is not 90, and 1e-2 is a number."""
+NOT_TEXT = re.compile("[\0\ud800-\udfff]")
+BLAMED_FIELD = re.compile(r'Parser key "([^"]+)"')
 
 
 class RecipeError(PowerPoolError, ValueError):
-    """A recipe cannot be read, or a value in it is not what its field needs."""
+    """A recipe cannot be read, or a value is not what its field needs."""
+
+
+class RenamedFieldWarning(DeprecationWarning):
+    """A recipe or a command uses the old name of a field."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """A value for a field, and where it was found: ``my.yaml, line 3``, or nothing where it was given directly."""
+    """A value for a field, and where it was found: ``my.yaml, line 3``, or "" where it was given directly."""
 
     value: Any
     place: str = ""
 
+    def label(self, name: str, prefix: str = "") -> str:
+        """Return what errors call the field: with its place, or with a prefix such as ``--``."""
+        return f"{self.place}: {name}" if self.place else f"{prefix}{name}"
+
 
 def read_recipe(recipe: str | Path, config_type: type[Config], changes: Mapping[str, Any] | None = None) -> Config:
-    """The configuration that a recipe describes; fields that it does not name have their defaults.
+    """Return the configuration that a recipe describes; fields that it does not name have their defaults.
 
     Args:
         recipe: a YAML file, or the name of a recipe that ships with the package, such as ``graph/MUTAG``.
         config_type: the dataclass of the configuration.
-        changes: values that take the place of those in the recipe, by dotted name: ``{"training.epochs": 3}``.
+        changes: values that replace those of the recipe, by dotted name: ``{"training.epochs": 3}``.
     """
-    settings = read_settings(recipe, config_type)
-    hints = field_types(config_type)
-    for name, value in (changes or {}).items():
-        if name not in hints:
-            near = did_you_mean(name, hints) or f" The fields are {', '.join(hints)}."
-            raise RecipeError(f"unknown field {name}.{near}")
-        settings[name] = Setting(convert(value, hints[name], name))
-    return make_config(config_type, settings)
+    changed = {name: Setting(value) for name, value in (changes or {}).items()}
+    return make_config(config_type, read_settings(recipe, config_type) | changed)
 
 
 def recipe_names() -> list[str]:
-    """The recipes that ship with the package. Each lies in the folder of its pipeline."""
+    """Return the names of the recipes that ship with the package, such as ``graph/MUTAG``."""
     folders = (folder for folder in (resources.files("powerpool") / "recipes").iterdir() if folder.is_dir())
     files = ((folder.name, file.name) for folder in folders for file in folder.iterdir())
     return sorted(f"{folder}/{file.removesuffix('.yaml')}" for folder, file in files if file.endswith(".yaml"))
 
 
-def to_yaml(config: Any) -> str:
-    """The text of a recipe that is read back as an equal configuration."""
+def read_settings(recipe: str | Path, config_type: type) -> dict[str, Setting]:
+    """Return the values that a recipe gives, by dotted name. :func:`make_config` checks names and types."""
     import yaml
 
-    class Dumper(yaml.SafeDumper):
-        pass
+    text, source = _read(recipe)
+    try:
+        _require_plain(text)
+        loader = _yaml_classes()[0](text)
+        found = list(_flatten(loader, loader.get_single_node()))
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        place = f"{source}, line {mark.line + 1}" if mark else source
+        raise RecipeError(f"{place}: {error.problem or error.context}.") from error
+    except (yaml.YAMLError, ValueError, OverflowError) as error:  # characters that no text has
+        raise RecipeError(f"{source} is not a recipe: {str(error).splitlines()[0]}.") from error
+    settings: dict[str, Setting] = {}
+    for key, value, line in found:
+        name, place = current_name(key, config_type), f"{source}, line {line}"
+        if name in settings:
+            raise RecipeError(f"{place}: {name} is given twice. Remove one of the two.")
+        settings[name] = Setting(value, place)
+    return settings
 
-    def represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-        # PyYAML quotes what it would take for a number itself. It does not take 1e-2 for one, and here that is one.
-        style = None if resolve(text) == text else "'"
-        # Only in double quotes does it write all of the line breaks of Unicode as it reads them.
-        return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style if text.isprintable() else '"')
 
-    def represent_list(dumper: yaml.SafeDumper, items: list[Any]) -> yaml.SequenceNode:
-        return dumper.represent_sequence("tag:yaml.org,2002:seq", items, flow_style=True)
+def make_config(config_type: type[Config], settings: Mapping[str, Setting], prefix: str = "") -> Config:
+    """Return a configuration with these values, and defaults elsewhere.
 
-    Dumper.add_representer(str, represent_text)
-    Dumper.add_representer(list, represent_list)
-    text: str = yaml.dump(_plain(config, ""), Dumper=Dumper, sort_keys=False, allow_unicode=True, width=120)
+    Args:
+        config_type: the dataclass of the configuration.
+        settings: values by dotted name. Words such as "3" and "true" may stand for numbers and booleans.
+        prefix: what errors put before the name of a field that was given directly, such as ``--``.
+    """
+    hints, parser, values = field_types(config_type), _parser(typing.cast("type", config_type)), dict[str, Any]()
+    for name, setting in settings.items():
+        if name not in hints:
+            raise unknown_field(setting.label(name), name, hints)
+        values[name] = _load(setting.value, hints[name])
+        if not _is_allowed(values[name], hints[name]):
+            raise _misfit(setting.label(name, prefix), setting.value, hints[name])
+    try:
+        found = parser.parse_object(dict(values))
+    except argparse.ArgumentError as error:
+        match = BLAMED_FIELD.match(str(error))
+        if match is None:  # a required field is missing
+            raise RecipeError(f"{str(error).splitlines()[0]}.") from error
+        setting = settings[match[1]]
+        raise _misfit(setting.label(match[1], prefix), setting.value, hints[match[1]]) from error
+    for name, value in values.items():
+        if value == "null" and _accepts_text(value, hints[name]):  # in quotes, which jsonargparse does not know
+            found[name] = Path(value) if Path in _members(hints[name]) else value
+    try:
+        return config_type(**parser.instantiate(found).as_dict())
+    except PowerPoolError as error:  # a check of the configuration, whose message starts with the field
+        blamed = settings.get(str(error).partition(" ")[0])
+        files = {setting.place.rpartition(", line ")[0] for setting in settings.values()}
+        place = blamed.place if blamed is not None else files.pop() if len(files) == 1 else ""
+        if not place:
+            raise
+        raise RecipeError(f"{place}: {error}") from error
+
+
+def to_yaml(config: Any) -> str:
+    """Return the text of a recipe that is read back as an equal configuration."""
+    import yaml
+
+    dumper = _yaml_classes()[1]
+    text: str = yaml.dump(_as_plain(config, ""), Dumper=dumper, sort_keys=False, allow_unicode=True, width=120)
     return text
+
+
+# ---- fields ----------------------------------------------------------------------------------------------------------
 
 
 def field_types(config_type: type) -> dict[str, Any]:
-    """The type of every field, by dotted name, in the order of the fields."""
-    found: dict[str, Any] = {}
-    for name, hint in _own_fields(config_type).items():
-        if dataclasses.is_dataclass(hint):
-            found |= {f"{name}.{inner}": of_inner for inner, of_inner in field_types(typing.cast("type", hint)).items()}
-        else:
-            found[name] = hint
-    return found
+    """Return the type of every field, by dotted name, in the order of the fields."""
+    return {name: hint for name, hint in _fields(config_type) if not dataclasses.is_dataclass(hint)}
 
 
-def read_settings(recipe: str | Path, config_type: type) -> dict[str, Setting]:
-    """The values that a recipe gives, by dotted name: each is of the type of its field."""
-    text, source = _read(recipe)
-    node = _compose(text, source)
-    if node is None:
-        raise RecipeError(f"{source} is empty. {_example(config_type)}")
-    return dict(_settings(node, config_type, "", source, _line(node)))
+def renamed_fields(config_type: type) -> dict[str, str]:
+    """Return the new dotted name of every renamed field by its old one."""
+    renamed = dict(getattr(config_type, "RENAMED", {}))
+    for group, hint in _fields(config_type):
+        renamed |= {f"{group}.{old}": f"{group}.{new}" for old, new in getattr(hint, "RENAMED", {}).items()}
+    return renamed
 
 
-def make_config(config_type: type[Config], settings: Mapping[str, Setting]) -> Config:
-    """A configuration with these values, and defaults elsewhere.
-
-    What its own checks refuse is told with the place in the recipe, unless the recipe would pass by itself.
-    """
-    try:
-        return typing.cast("Config", _build(config_type, settings, ""))
-    except PowerPoolError as error:
-        blamed, from_recipe = error, {name: setting for name, setting in settings.items() if setting.place}
-        if not from_recipe:
-            raise
-        if len(from_recipe) < len(settings):
-            try:
-                _build(config_type, from_recipe, "")
-            except PowerPoolError as alone:
-                blamed = alone
-            else:
-                raise
-        field = str(blamed).partition(" ")[0]
-        if field in from_recipe:
-            place = from_recipe[field].place
-        else:  # several fields together: the file without a line
-            place = next(iter(from_recipe.values())).place.rpartition(", line ")[0]
-        raise RecipeError(f"{place}: {blamed}") from blamed
-
-
-def convert(value: Any, hint: Any, name: str, given: str = "") -> Any:
-    """The value as a field of this type holds it: a whole number may stand for a number, a text for a path.
-
-    Args:
-        value: what was given.
-        hint: the type of the field.
-        name: what to call the field in an error.
-        given: what to call the value in an error, if not by its ``repr``.
-    """
-    members = _members(hint)
-    for member in members:
-        kind = typing.get_origin(member)
-        if kind not in (list, tuple):
-            found = _as_member(value, member)
-            if found is not _MISFIT:
-                return found
-        elif isinstance(value, list | tuple):
-            item = typing.get_args(member)[0]
-            return kind(convert(part, item, f"{name}[{position}]") for position, part in enumerate(value))
-    choices = [
-        choice for member in members if typing.get_origin(member) is Literal for choice in typing.get_args(member)
-    ]
-    near = did_you_mean(value, map(str, choices)) if isinstance(value, str) else ""
-    raise RecipeError(f"{name} must be {describe(hint)} (got {given or shown(value)}).{near}")
-
-
-def convert_word(word: str, hint: Any, name: str) -> Any:
-    """A word that was typed as a field of this type holds it: ``3`` is a number, and a text where one is needed."""
-    value = word if word in ("", "~") else resolve(word)  # an unset variable of the shell, its home: no null
-    return convert(value if _fits(value, hint) else word, hint, name)
-
-
-def resolve(text: str) -> Any:
-    """What a word without quotes means: nothing, true or false, a number, or else itself.
-
-    This is what people mean, and less than YAML 1.1 allows: there ``010`` is 8 and ``1:30`` is 90, but ``1e-2`` a text.
-    """
-    if text.lower() in WORDS:
-        return WORDS[text.lower()]
-    if WHOLE.fullmatch(text):
-        return int(text)
-    if NUMBER.fullmatch(text):
-        return float(text)
-    return text
+def current_name(name: str, config_type: type) -> str:
+    """Return the name of a field, with a warning where the given one is its old name."""
+    new = renamed_fields(config_type).get(name)
+    if new is not None:
+        text = f"{name} is now {new}; the old name will be removed in the next release."
+        warnings.warn(text, RenamedFieldWarning, stacklevel=3)
+    return new or name
 
 
 def describe(hint: Any) -> str:
-    """A type in words: "a whole number or null"."""
-    return " or ".join(_describe_member(member) for member in _members(hint))
+    """Return a type in words: "int or null", "list of str"."""
+    if typing.get_origin(hint) is Literal:
+        return "one of " + ", ".join(map(str, typing.get_args(hint)))
+    if typing.get_origin(hint) in (list, tuple):
+        return f"list of {describe(typing.get_args(hint)[0])}"
+    if len(_members(hint)) > 1:
+        return " or ".join(map(describe, _members(hint)))
+    return {bool: "true or false", type(None): "null"}.get(hint) or hint.__name__.lower()
+
+
+def unknown_field(label: str, name: str, names: Iterable[str], prefix: str = "") -> RecipeError:
+    """Return the error for a name that is not one of a field."""
+    names = list(names)
+    near = did_you_mean(name, names, prefix) or f" Choose one of {', '.join(names)}."
+    return RecipeError(f"{shorten(label, 200)} does not exist.{near}")
 
 
 def list_item(hint: Any) -> Any:
-    """The type of the items of a list, or None if a field of this type holds none."""
+    """Return the type of the items of a list, or None if a field of this type does not hold a list."""
     items = (typing.get_args(member)[0] for member in _members(hint) if typing.get_origin(member) in (list, tuple))
     return next(items, None)
 
 
-def _own_fields(config_type: type) -> dict[str, Any]:
-    hints = typing.get_type_hints(config_type)
-    return {field.name: hints[field.name] for field in dataclasses.fields(config_type) if field.init}
+def allows_null(hint: Any) -> bool:
+    """Return whether a field of this type may be null."""
+    return type(None) in _members(hint)
+
+
+def load_word(text: str) -> bool | int | float | str:
+    """Return the boolean or number that a word stands for, or else the word itself."""
+    if SCALARS["bool"].match(text):
+        return text.lower() in ("true", "yes", "on")
+    if SCALARS["int"].match(text):
+        return int(text)
+    return float(text) if SCALARS["float"].match(text) else text
+
+
+def new_parser(config_type: type, **settings: Any) -> Any:
+    """Return a jsonargparse parser with an option for every field.
+
+    Args:
+        config_type: the dataclass of the configuration.
+        settings: arguments of ``jsonargparse.ArgumentParser``.
+    """
+    import jsonargparse
+
+    # The YAML loader of jsonargparse would expand anchors in the strings of a recipe.
+    jsonargparse.set_loader("powerpool", lambda text: text)
+    parser = jsonargparse.ArgumentParser(exit_on_error=False, parser_mode="powerpool", **settings)
+    parser.add_class_arguments(config_type, as_group=False)
+    return parser
+
+
+@functools.cache
+def _parser(config_type: type) -> Any:
+    return new_parser(config_type)
+
+
+@functools.cache
+def _fields(config_type: type) -> tuple[tuple[str, Any], ...]:
+    """Dotted names and types of the fields, of nested configurations, and of their fields."""
+    hints, found = typing.get_type_hints(config_type), list[tuple[str, Any]]()
+    for name in (field.name for field in dataclasses.fields(config_type) if field.init):
+        found.append((name, hints[name]))
+        if dataclasses.is_dataclass(hints[name]):
+            found += [(f"{name}.{inner}", hint) for inner, hint in _fields(hints[name])]
+    return tuple(found)
+
+
+def _accepts_text(text: str, hint: Any) -> bool:
+    members = _members(hint)
+    return str in members or Path in members or text in (choice for one in members for choice in typing.get_args(one))
 
 
 def _members(hint: Any) -> tuple[Any, ...]:
-    """The types that a hint allows, with None as the last of them."""
-    if typing.get_origin(hint) not in (typing.Union, types.UnionType):
-        return (hint,)
-    return tuple(sorted(typing.get_args(hint), key=lambda member: member is type(None)))
+    return typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
 
 
-def _as_member(value: Any, member: Any) -> Any:
-    """The value as one of this type, or ``_MISFIT``."""
-    fits: bool = type(value) is member
-    if typing.get_origin(member) is Literal:
-        fits = any(type(value) is type(choice) and value == choice for choice in typing.get_args(member))
-    elif member is str:
-        fits = isinstance(value, str) and _is_text(value)
-    elif member is Path:
-        fits = isinstance(value, str | Path) and str(value) != "" and "\0" not in str(value)
-        value = Path(value) if fits else value
-    elif member is float and type(value) in (int, float):
-        try:
-            value = float(value)
-        except OverflowError:  # a whole number beyond 1e308, which no file but a caller can give
-            return _MISFIT
-        fits = math.isfinite(value)
-    elif member not in (bool, int, float, type(None)):
-        raise TypeError(f"A configuration cannot have a field of the type {member}.")
-    return value if fits else _MISFIT
+# ---- values ----------------------------------------------------------------------------------------------------------
 
 
-def _fits(value: Any, hint: Any) -> bool:
-    try:
-        convert(value, hint, "")
-    except RecipeError:
-        return False
-    return True
+def _load(value: Any, hint: Any) -> Any:
+    """Replace words by the numbers and booleans that they stand for, in a field that does not hold text."""
+    if isinstance(value, list | tuple):
+        return [_load(item, list_item(hint)) for item in value]
+    return load_word(value) if isinstance(value, str) and not _accepts_text(value, hint) else value
 
 
-def _is_text(value: str) -> bool:
-    """Whether files and terminals can hold it: no half of a surrogate pair, no NUL."""
-    return "\0" not in value and not any("\ud800" <= character <= "\udfff" for character in value)
+def _is_allowed(value: Any, hint: Any) -> bool:
+    """Whether to pass a value on to jsonargparse, which would accept null and NaN in any field, and 0x10 as 16."""
+    if isinstance(value, list | tuple):
+        return all(_is_allowed(item, list_item(hint)) for item in value)
+    if isinstance(value, str):
+        return _accepts_text(value, hint) and NOT_TEXT.search(value) is None
+    if isinstance(value, int | float):
+        return abs(value) <= sys.float_info.max
+    return value is not None or allows_null(hint)
 
 
-def _describe_member(member: Any) -> str:
-    words = {int: "a whole number", float: "a finite number", bool: "true or false", str: "a text", Path: "a path"}
-    if typing.get_origin(member) is Literal:
-        return "one of " + ", ".join(str(choice) for choice in typing.get_args(member))
-    if typing.get_origin(member) in (list, tuple):
-        several = {int: "whole numbers", float: "finite numbers", str: "texts", Path: "paths"}
-        item = typing.get_args(member)[0]
-        return f"a list of {several.get(item) or 'values, each ' + describe(item)}"
-    return "null" if member is type(None) else words[member]
+def _misfit(label: str, value: Any, hint: Any) -> RecipeError:
+    choices = [choice for member in _members(hint) for choice in typing.get_args(member) if isinstance(choice, str)]
+    needed = describe(hint).replace("float", "finite float")
+    return RecipeError(f"{label} must be {needed} (got {shown(value)}).{did_you_mean(str(value), choices)}")
 
 
-def _example(config_type: type) -> str:
-    return f"A recipe names fields and their values, such as '{next(iter(_own_fields(config_type)), 'name')}: ...'."
+def _as_plain(value: Any, name: str) -> Any:
+    """A configuration as YAML has it; what could not be read back is refused."""
+    if dataclasses.is_dataclass(value):
+        inside = (field.name for field in dataclasses.fields(value) if field.init)
+        return {inner: _as_plain(getattr(value, inner), f"{name}.{inner}") for inner in inside}
+    if isinstance(value, list | tuple):
+        return [_as_plain(item, name) for item in value]
+    value = str(value) if isinstance(value, Path) else value
+    if not _is_allowed(value, type(value)):
+        raise RecipeError(f"{name[1:]} cannot be written to a recipe (got {shown(value)}).")
+    return value
+
+
+# ---- files -----------------------------------------------------------------------------------------------------------
 
 
 def _read(recipe: str | Path) -> tuple[str, str]:
-    """The text of a recipe, and what to call it."""
-    name = str(recipe).removesuffix(".yaml")
-    packaged = recipe_names()
+    """The text of a recipe, and what errors call it."""
+    name, packaged = str(recipe).removesuffix(".yaml"), recipe_names()
     try:
-        # The functions of os.path, unlike the methods of Path, are calm about names that no file can have.
         if os.path.isfile(recipe):
-            source = str(recipe)
-            _require_short(source, os.path.getsize(recipe))
-            raw = read_bytes(recipe, LARGEST)
-        elif name in packaged:
-            source = f"recipe {name}"
-            raw = (resources.files("powerpool") / "recipes").joinpath(*f"{name}.yaml".split("/")).read_bytes()
-        elif os.path.exists(recipe):
-            raise RecipeError(f"{recipe} is not a file, but a recipe is a YAML file.")
-        else:
-            listed = f"those that ship with powerpool are {', '.join(packaged)}" if packaged else "powerpool ships none"
-            raise RecipeError(
-                f"There is no recipe {shown(str(recipe))}: no such file, and {listed}.{did_you_mean(name, packaged)}"
-            )
-    except OSError as error:
-        raise RecipeError(f"Cannot read {recipe}: {error.strerror or error}.") from error
+            return read_bytes(recipe, LARGEST).decode(), str(recipe)
+        if name in packaged:
+            file = resources.files("powerpool").joinpath("recipes", *f"{name}.yaml".split("/"))
+            return file.read_text(encoding="utf-8"), f"recipe {name}"
     except RecordError as error:
         raise RecipeError(str(error)) from error
-    try:
-        return raw.decode("utf-8"), source
     except UnicodeDecodeError as error:
-        line = raw.count(b"\n", 0, error.start) + 1
-        raise RecipeError(f"{source}, line {line}: this is not text in UTF-8. Save the file as UTF-8.") from error
+        raise RecipeError(f"{recipe} is not UTF-8 text. Save the file as UTF-8.") from error
+    problem = "is not a file" if os.path.exists(recipe) else "does not exist"
+    listed = f"Name a YAML file, or one of {', '.join(packaged)}."
+    raise RecipeError(f"Recipe {shown(str(recipe))} {problem}. {listed}{did_you_mean(name, packaged)}")
 
 
-def _require_short(source: str, size: int) -> None:
-    if size > LARGEST:
-        raise RecipeError(f"{source} is no recipe: it has {size:,} bytes, and a recipe at most {LARGEST:,}.")
-
-
-def _compose(text: str, source: str) -> Any:
-    """The tree of a YAML text, or None for an empty one. Whatever could make it large or odd is refused before."""
-    import yaml
-
-    try:
-        _require_simple(yaml.parse(text, Loader=yaml.SafeLoader), source)
-        return yaml.compose(text, Loader=yaml.SafeLoader)
-    except RecipeError:
-        raise
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        line = "" if mark is None else f", line {mark.line + 1}"
-        raise RecipeError(f"{source}{line}: this is not YAML: {error.problem or error.context}.") from error
-    except yaml.reader.ReaderError as error:
-        line = f", line {text.count(chr(10), 0, error.position) + 1}"
-        raise RecipeError(f"{source}{line}: this is not YAML: there is a character that no text has.") from error
-    except (ValueError, OverflowError) as error:  # the scanner passes escapes like "\UFFFFFFFF" on to chr
-        raise RecipeError(f"{source} is not YAML: {error}.") from error
-
-
-def _require_simple(events: Iterator[Any], source: str) -> None:
-    import yaml
-
-    depth = documents = 0
-    for event in events:
-        place = f"{source}, line {event.start_mark.line + 1}"
-        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-        documents += isinstance(event, yaml.DocumentStartEvent)
-        if getattr(event, "anchor", None) is not None:
-            raise RecipeError(
-                f"{place}: a recipe has no anchors (&) and aliases (*). Write the value out, or put a text in quotes."
-            )
-        if getattr(event, "tag", None) is not None:
-            raise RecipeError(f"{place}: a recipe has no tags (!). Leave it out, or put a text in quotes.")
-        if depth > DEEPEST:
-            raise RecipeError(f"{place}: this is nested too deep for a recipe: more than {DEEPEST} levels.")
-        if documents > 1:
-            raise RecipeError(f"{place}: a recipe is one document. Remove what follows, or make it a file of its own.")
-
-
-def _settings(node: Any, config_type: type, prefix: str, source: str, line: int) -> Iterator[tuple[str, Setting]]:
-    """The values of a mapping and of those inside it."""
-    if node.id != "mapping":
-        wanted = f"{prefix[:-1]} must be a group of fields, indented below it" if prefix else _example(config_type)[:-1]
-        raise RecipeError(f"{source}, line {line}: {wanted} (got {_given(node)}).")
-    hints = _own_fields(config_type)
-    seen: set[str] = set()
+def _flatten(loader: Any, node: Any, prefix: str = "") -> Iterator[tuple[str, Any, int]]:
+    """The fields of a YAML mapping and of those inside it: dotted name, value, line."""
+    if node is None or node.id != "mapping":
+        raise ValueError("it does not consist of fields and values, such as 'seed: 3'")
     for key, value in node.value:
-        place = f"{source}, line {_line(key)}"
-        if key.id != "scalar":
-            raise RecipeError(f"{place}: the name of a field is a word (got {_given(key)}).")
         name = f"{prefix}{key.value}"
-        if key.value not in hints:
-            raise RecipeError(f"{place}: {_unknown(key.value, config_type, prefix)}")
-        if key.value in seen:
-            raise RecipeError(f"{place}: {name} is given twice. Remove one of the two.")
-        seen.add(key.value)
-        hint = hints[key.value]
-        if dataclasses.is_dataclass(hint):
-            yield from _settings(value, typing.cast("type", hint), f"{name}.", source, _line(key))
+        if value.id == "mapping" and value.value:
+            yield from _flatten(loader, value, f"{name}.")
         else:
-            yield name, Setting(_value(value, hint, name, source, _line(key)), place)
+            yield name, loader.construct_object(value, deep=True), key.start_mark.line + 1
 
 
-def _unknown(key: str, config_type: type, prefix: str) -> str:
-    fields, below = list(_own_fields(config_type)), list(field_types(config_type))
-    if key in below:  # model.hidden as one key
-        group, _, inner = key.rpartition(".")
-        return f"{prefix}{key} takes two lines: '{group}:', and indented below it '{inner}: ...'."
-    near = did_you_mean(key, fields, prefix) or did_you_mean(key, below, prefix)
-    of_group = f" of {prefix[:-1]}" if prefix else ""
-    return f"unknown field {prefix}{shorten(key)}.{near} The fields{of_group} are {', '.join(fields)}."
+def _require_plain(text: str) -> None:
+    """Refuse YAML that could become large or odd, before anything is built from it."""
+    import yaml
+
+    depth = 0
+    for event in yaml.parse(text, Loader=yaml.SafeLoader):
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        problem = f"more than {DEEPEST} levels of nesting" if depth > DEEPEST else ""
+        if getattr(event, "anchor", None) or getattr(event, "tag", None):
+            problem = "anchors (&), aliases (*) and tags (!) are not allowed; put such text in quotes"
+        if problem:
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)
 
 
-def _value(node: Any, hint: Any, name: str, source: str, line: int) -> Any:
-    item = list_item(hint)
-    if node.id == "sequence" and item is not None:
-        parts = enumerate(node.value)
-        found = [_value(part, item, f"{name}[{position}]", source, _line(part)) for position, part in parts]
-        return convert(found, hint, name)
-    name = f"{source}, line {line}: {name}"
-    if node.id != "scalar":
-        raise RecipeError(f"{name} must be {describe(hint)} (got {_given(node)}).")
-    value = node.value if node.style else resolve(node.value)
-    try:
-        return convert(value, hint, name, _given(node))
-    except RecipeError as error:
-        if value is None or isinstance(value, str) or not _fits(node.value, hint):
-            raise
-        raise RecipeError(f"{error} Put it in quotes: '{shorten(node.value)}'.") from None
+@functools.cache
+def _yaml_classes() -> tuple[Any, Any]:
+    """The loader and the dumper, for which words without quotes are what SCALARS says."""
+    import yaml
 
+    class Loader(yaml.SafeLoader):
+        yaml_implicit_resolvers: typing.ClassVar[dict[Any, Any]] = {}
 
-def _given(node: Any) -> str:
-    """A node of YAML as a message shows it."""
-    if node.id != "scalar":
-        return "a list" if node.id == "sequence" else "a group of fields"
-    if node.style:
-        return f"the text {shown(node.value)}"
-    return shown(node.value) if isinstance(resolve(node.value), str) else shorten(node.value) or "nothing"
+    class Dumper(yaml.SafeDumper):
+        yaml_implicit_resolvers = Loader.yaml_implicit_resolvers
 
+    def represent_text(dumper: Dumper, text: str) -> Any:
+        # Only double quotes keep all the line breaks of Unicode.
+        return dumper.represent_scalar(f"{TAG}str", text, style=None if text.isprintable() else '"')
 
-def _line(node: Any) -> int:
-    return int(node.start_mark.line) + 1
-
-
-def _build(config_type: type, settings: Mapping[str, Setting], prefix: str, base: Any = None) -> Any:
-    """A configuration of these settings; the other fields are those of ``base``, or else have their defaults."""
-    values: dict[str, Any] = {}
-    fields = {field.name: field for field in dataclasses.fields(config_type)}
-    for name, hint in _own_fields(config_type).items():
-        start = _default(fields[name]) if base is None else getattr(base, name)
-        missing = start is dataclasses.MISSING
-        full = f"{prefix}{name}"
-        if full in settings:
-            values[name] = settings[full].value
-        elif dataclasses.is_dataclass(hint):
-            if missing or any(key.startswith(f"{full}.") for key in settings):
-                values[name] = _build(typing.cast("type", hint), settings, f"{full}.", None if missing else start)
-        elif missing:
-            raise RecipeError(f"{full} is missing: it must be {describe(hint)}.")
-    return config_type(**values) if base is None else dataclasses.replace(base, **values)
-
-
-def _default(field: dataclasses.Field[Any]) -> Any:
-    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
-
-
-def _plain(config: Any, prefix: str) -> dict[str, Any]:
-    """The fields of a configuration as YAML has them; what could not be read back is refused."""
-    found: dict[str, Any] = {}
-    for name, hint in _own_fields(type(config)).items():
-        value = getattr(config, name)
-        if dataclasses.is_dataclass(hint):
-            found[name] = _plain(value, f"{prefix}{name}.")
-        else:
-            found[name] = _plain_value(convert(value, hint, f"{prefix}{name}"), f"{prefix}{name}")
-    return found
-
-
-def _plain_value(value: Any, name: str) -> Any:
-    if isinstance(value, list | tuple):
-        return [_plain_value(part, name) for part in value]
-    return convert(str(value), str, name) if isinstance(value, Path) else value
+    for name, pattern in SCALARS.items():
+        Loader.add_implicit_resolver(f"{TAG}{name}", pattern, None)
+    Dumper.add_representer(str, represent_text)
+    Dumper.add_representer(list, lambda dumper, items: dumper.represent_sequence(f"{TAG}seq", items, flow_style=True))
+    return Loader, Dumper

@@ -24,7 +24,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor, nn
 
-from powerpool.console import note
+from powerpool.console import print_note
 from powerpool.errors import PowerPoolError, RecordError, shown
 from powerpool.files import atomic, read_json, require_writable, write_json, write_text
 from powerpool.runs.checkpoint import load_state
@@ -78,7 +78,7 @@ def open_run(folder: Path, config: Any, data: DataIdentity, *, task: str, overwr
                 f"{folder} contains this run, finished. Test it with 'powerpool evaluate {task} --run {folder}'. "
                 f"{remedy}"
             )
-        note(f"Resuming the run in {folder}.")
+        print_note(f"Resuming the run in {folder}.")
     write_json(folder / DATA, to_json(data))
     write_text(file, to_yaml(config))
 

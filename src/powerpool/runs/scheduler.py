@@ -25,7 +25,7 @@ from pathlib import Path
 
 import torch
 
-from powerpool.console import Bars, governed, note, setting
+from powerpool.console import Bars, current_settings, output_settings, print_note
 from powerpool.errors import ArgumentError, PowerPoolError, RecordError
 from powerpool.files import make_folder, read_json, write_json, write_text
 from powerpool.runs.engines import WORKER_VARIABLES, Engine, Slots, open_cluster
@@ -90,7 +90,7 @@ def run_units(
         make_folder(parent)  # before anything is computed that could not be written
     done = len(units) - len(waiting)
     if done and waiting:
-        note(f"{description}: {done} of {len(units)} are done already.")
+        print_note(f"{description}: {done} of {len(units)} are done already.")
     if waiting:
         with Bars() as bars, _ignore_worker_restarts():
             bar = bars.add(description, len(units))
@@ -145,7 +145,7 @@ def _is_done(unit: Unit) -> bool:
         reason = str(error)
     aside = unit.path.with_name(f"{unit.path.name}.broken")
     unit.path.replace(aside)
-    note(f"{reason} Renamed to {aside.name}; {unit.title} runs again.")
+    print_note(f"{reason} Renamed to {aside.name}; {unit.title} runs again.")
     return False
 
 
@@ -180,7 +180,7 @@ def _run(waiting: deque[_Task], slots: Slots, advance: Callable[[], None]) -> li
                     if _is_done(task.unit):  # it died after writing the result
                         failure = None
                     elif task.deaths < ATTEMPTS:
-                        note(
+                        print_note(
                             f"{task.unit.title}: its process died{_signal_name(error)}; "
                             f"attempt {task.deaths + 1} of {ATTEMPTS} follows."
                         )
@@ -201,7 +201,7 @@ def _run(waiting: deque[_Task], slots: Slots, advance: Callable[[], None]) -> li
 def _submit(
     task: _Task, executor: Executor | None, executors: list[Executor], make: Callable[[], Executor]
 ) -> tuple[Executor, Future[_Failure | None]]:
-    call = partial(_execute, task.unit.path.absolute(), task.payload, setting())
+    call = partial(_execute, task.unit.path.absolute(), task.payload, current_settings())
     if executor is not None:
         try:
             with _block_interrupts():
@@ -256,7 +256,7 @@ def _execute(path: Path, payload: bytes, output: dict[str, bool]) -> _Failure | 
     if path.exists():  # a cluster may run a call twice
         return None
     try:
-        with governed(**output):
+        with output_settings(**output):
             work = pickle.loads(payload)
             _seed()  # after the imports of unpickling, which may draw random numbers
             result = work()

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from powerpool.console import emit, is_quiet, write_text
+from powerpool.console import emit, is_quiet, print_text
 from powerpool.errors import ArgumentError
 from powerpool.files import require_writable, write_json
 from powerpool.runs.environment import environment
@@ -110,7 +110,7 @@ def _summary(outcomes: Sequence[Outcome], seconds: float) -> str:
 
 def print_line(text: str) -> None:
     """Print without rich, which a minimal installation does not have, and flush, so that a pipe shows progress."""
-    write_text(text + "\n")
+    print_text(text + "\n")
     sys.stdout.flush()
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from powerpool.analysis.command import inspect_with_progress
 from powerpool.analysis.explorer.page import write_page
 from powerpool.analysis.explorer.spectra import spectra_of
-from powerpool.console import emit, say
+from powerpool.console import emit, print_line
 from powerpool.errors import ArgumentError
 from powerpool.runs.folder import require_output
 from powerpool.tasks.pooling import Samples
@@ -42,5 +42,5 @@ def run(options: ExploreOptions) -> None:
     require_output(options.out)
     spectra = None if options.run is None else spectra_of(inspect_with_progress(options.run, options))
     write_page(options.out, spectra)
-    say(f"written: {options.out}. Open it in a browser: {options.out.resolve().as_uri()}")
+    print_line(f"written: {options.out}. Open it in a browser: {options.out.resolve().as_uri()}")
     emit({"page": options.out, "run": options.run, "samples": 0 if spectra is None else len(spectra.spectra)})

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from powerpool.console import emit, note, say, working
+from powerpool.console import emit, print_line, print_note, show_status
 from powerpool.data import Crops
 from powerpool.errors import ArgumentError, PowerPoolError
 from powerpool.files import atomic
@@ -72,8 +72,10 @@ def export(options: ExportOptions) -> None:
     model = load_run(options.run, download=options.download)
     method = model.network.pool.config.method
     if takes_fast_form(model.network.pool.config):
-        note(f"{method} is exported in its fast form: matrix products instead of eigenvalues, with the same result.")
-    with working("exporting"):
+        print_note(
+            f"{method} is exported in its fast form: matrix products instead of eigenvalues, the same result."
+        )
+    with show_status("exporting"):
         found = export_model(model, options.out, batch=options.batch, check=options.check)
     size = Path(options.out).stat().st_size / 1e6
     difference = "not checked" if found is None else f"largest difference {found:.1g}"
@@ -87,7 +89,7 @@ def export(options: ExportOptions) -> None:
             "difference": found,
         }
     )
-    say(
+    print_line(
         f"Exported {method} on {model.backbone.name} as {FORMATS[Path(options.out).suffix]} to {options.out}, "
         f"{size:.1f} MB. Input: {INPUT} {_shape(model, options.batch)}, float32 from 0 to 1. "
         f"Output: {OUTPUT} of {len(model.classes)} classes, {difference}."

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from powerpool.console import note
+from powerpool.console import print_note
 from powerpool.data import Crops, ImageDataset, ImageSet, ImageSplit, Splits, check_images, list_images, load_images
 from powerpool.errors import ArgumentError, RecordError
 from powerpool.integrations.backbones import Backbone, fold_batch_norm, load_backbone
@@ -340,7 +340,7 @@ def predict(options: PredictOptions, watch: Watch) -> Predictions:
     if options.corrupt == "skip":
         images, skipped = check_images(images, "skip")
         for name in skipped:
-            note(f"skipped, not readable: {name}")
+            print_note(f"skipped, not readable: {name}")
     probabilities = model.logits(images, options.workers, lambda done: watch("images", done, len(images))).softmax(-1)
     rows = [
         {

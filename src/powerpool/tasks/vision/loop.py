@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from powerpool.console import note
+from powerpool.console import print_note
 from powerpool.data import ImageDataset, ImageSplit
 from powerpool.errors import PowerPoolError
 from powerpool.runs.checkpoint import load_state, save_state
@@ -245,7 +245,7 @@ class Loop:
         self._log(progress.step, **found)
         self.save()
         if self.plan.show and self.fabric.is_global_zero:
-            note(self._describe_epoch(found))
+            print_note(self._describe_epoch(found))
         if self._sum(self.stop.is_set())[0] and progress.epoch < self.config.epochs:
             raise Stopped
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from powerpool.console import is_quiet, note
+from powerpool.console import is_quiet, print_note
 from powerpool.data import ImageSet, check_images
 from powerpool.data.sources import locate
 from powerpool.errors import RecordError
@@ -83,7 +83,7 @@ class VisionTask(Task[VisionConfig, Data, Fit, Model]):
     def load(self, config: VisionConfig, watch: Watch = ignore_progress) -> Data:
         images, skipped = read_images(config)
         for split, names in skipped.items():
-            note(f"{len(names)} {split} images cannot be read and are skipped, the first is {names[0]}.")
+            print_note(f"{len(names)} {split} images cannot be read and are skipped, the first is {names[0]}.")
         return extract(config, images, watch=watch) if config.mode == "frozen" else images
 
     def identity(self, data: Data) -> DataIdentity:
