@@ -14,7 +14,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from powerpool.console import governed
+from powerpool.console import output_settings
 from powerpool.errors import ArgumentError, RecordError
 from powerpool.report import write
 from powerpool.report.write import (
@@ -206,7 +206,7 @@ def test_command_writes_beside_the_records(
 
 
 def test_json_has_a_row_for_each_record(tmp_path: Path, without_plots: None) -> None:
-    with governed(as_json=True) as output:
+    with output_settings(as_json=True) as output:
         print_summary(file_records(GRAPHS, tmp_path, quick=True, report=True), tmp_path)
     found = json.loads(output.document)
     assert set(found) == {"folder", "written", "records", "quick"}

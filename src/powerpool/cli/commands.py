@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from powerpool.cli.show import print_table, show_progress, write_answers
-from powerpool.console import emit, governed, note, say
+from powerpool.console import emit, output_settings, print_line, print_note
 from powerpool.files import locked, read_json, write_json
 from powerpool.report.confusion import draw_confusion
 from powerpool.runs.environment import environment
@@ -30,7 +30,7 @@ def train(options: Any) -> None:
     (protocol,) = options.protocols
     folder = Path(options.out or options.default_folder(task.identity(data).name))
     for remark in (*task.data_remarks(data), *task.remarks(config, data)):
-        note(remark)
+        print_note(remark)
     start = environment()  # before the training: the code may change while it runs
     task.check(config, data, options.chain)
     with locked(folder):
@@ -53,12 +53,12 @@ def train(options: Any) -> None:
             environment=start,
         ).write(folder / RECORD)
     emit({"run": folder, "record": read_json(folder / RECORD)})
-    say(f"{task.describe(config, data, protocol, result)} The model is in {folder}.")
+    print_line(f"{task.describe(config, data, protocol, result)} The model is in {folder}.")
 
 
 def _take_part(task: Task[Any, Any, Any, Any], config: Any, options: Any) -> None:
     """Fit together with another process, which writes the run folder."""
-    with governed(quiet=True):
+    with output_settings(quiet=True):
         data = task.load(config)
         folder = Path(options.out or options.default_folder(task.identity(data).name))
         for unit in task.units(config, options.chain):
@@ -74,7 +74,7 @@ def evaluate(options: Any) -> None:
     with show_progress() as watch:
         found = task.evaluate(options, watch)
     for remark in found.remarks:
-        note(remark)
+        print_note(remark)
     written = [file]
     for table in found.tables():
         print_table(table)
@@ -83,7 +83,7 @@ def evaluate(options: Any) -> None:
         written.append(file.with_name(CONFUSION))
         draw_confusion(found.confusion, written[-1], found.tables()[0].title)
     emit({**found.plain(), "written": written})
-    say(f"written: {', '.join(map(str, written))}")
+    print_line(f"written: {', '.join(map(str, written))}")
 
 
 def predict(options: Any) -> None:
@@ -91,7 +91,7 @@ def predict(options: Any) -> None:
     with show_progress() as watch:
         found = get_task(options.task).predict(options, watch)
     for remark in found.remarks:
-        note(remark)
+        print_note(remark)
     emit(list(found.rows))
     if options.out is None and found.table is not None:
         print_table(found.table)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from powerpool.cli.show import show_progress
-from powerpool.console import note
+from powerpool.console import print_note
 from powerpool.errors import ArgumentError
 from powerpool.files import locked, write_json
 from powerpool.report.write import Reproduced, file_records, print_summary
@@ -39,7 +39,7 @@ def reproduce(options: ReproduceOptions, *, report: bool = True) -> Reproduced:
         rows = task.plan(options, watch)
     _require_distinct_rows(rows)
     for remark in dict.fromkeys(remark for row in rows for remark in task.data_remarks(row.data)):
-        note(remark)
+        print_note(remark)
     with locked(options.folder):
         answers: dict[tuple[AnyRow, int], Answer] = {}
         for wave in _waves(rows):

@@ -9,8 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from powerpool.console import Bars, cell, console, note
-from powerpool.console import write_text as print_text
+from powerpool.console import Bars, cell, console, print_note, print_text
 from powerpool.files import write_json, write_text
 from powerpool.tasks.base import TextTable, Watch
 
@@ -26,7 +25,7 @@ def show_progress() -> Iterator[Watch]:
                 found[what] = bars.add(what, total)
             bars.update(found[what], done, total=total)
             if remark:
-                note(remark)
+                print_note(remark)
 
         yield watch
 

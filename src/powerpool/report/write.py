@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from powerpool.console import emit, say
+from powerpool.console import emit, print_line
 from powerpool.errors import ArgumentError, RecordError
 from powerpool.files import make_folder, read_json, write_text
 from powerpool.report import plots
@@ -52,7 +52,7 @@ def run(options: ReportOptions) -> None:
     written = write_report(records, folder)
     emit(_as_json(records, written, folder))
     names = ", ".join(path.name for path in written[:2])
-    say(f"{folder}: {names} and {len(written) - 2} plots from {len(records)} records")
+    print_line(f"{folder}: {names} and {len(written) - 2} plots from {len(records)} records")
 
 
 # ---- records in a folder ---------------------------------------------------------------------------------------------
@@ -91,9 +91,9 @@ def print_summary(made: Reproduced, folder: Path) -> None:
     """Print where the report is."""
     emit({**_as_json(made.records, made.written, folder), "quick": made.quick})
     for path in made.written[:2]:
-        say(f"written: {path}")
+        print_line(f"written: {path}")
     if made.quick:
-        say(NOTE)
+        print_line(NOTE)
 
 
 def record_path(record: RunRecord) -> Path:
