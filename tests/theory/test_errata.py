@@ -181,7 +181,7 @@ def test_a_detection_is_likelier_than_one_co_occurrence(p):
 
 
 def test_the_ratio_of_variances_does_not_depend_on_shots():
-    """Few-shot, conclusion (i): App. M also shows that MaxExp helps more for J >= 1; but its ratio does not depend on J."""
+    """Few-shot, conclusion (i): App. M, too, shows that MaxExp helps more for J >= 1; its ratio has no J."""
     p, trials = 0.1, 30
     ratios = [
         (shots + 1) * stats.bernoulli(p).var() / ((shots + 1) * stats.binom(trials, p).var()) for shots in (0, 1, 5, 50)
