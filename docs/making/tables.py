@@ -15,7 +15,7 @@ from powerpool.bench.findings import find_losses
 from powerpool.bench.record import BenchRecord, Measured, load
 from powerpool.bench.tables import summary_table
 from powerpool.report.comparison import Comparison, compare_records
-from powerpool.report.document import escaped, markdown
+from powerpool.report.document import escaped
 from powerpool.report.groups import Group, Row, group_records
 from powerpool.report.tables import MISSING, format_p, format_signed, make_pretraining_table, make_table
 from powerpool.report.write import read_records
@@ -237,24 +237,24 @@ def solver_times() -> str:
     record = suite("solvers")
     rows = []
     for entry in record.selection:
-        channels, locations = entry["channels"], entry["locations"]
+        channels, locations = entry.channels, entry.locations
         is_shown = channels in (64, 256, 512) and locations in (channels // 4, channels, None)
-        if entry["curve"] in ("MaxExp(50)", "HDP(0.01)") and is_shown:
-            times = [ms(entry["seconds"][name]) if name in entry["seconds"] else MISSING for name in SOLVERS]
+        if entry.curve in ("MaxExp(50)", "HDP(0.01)") and is_shown:
+            times = [ms(entry.seconds[name]) if name in entry.seconds else MISSING for name in SOLVERS]
             where = "matrix" if locations is None else str(locations)
-            rows.append((entry["curve"], str(channels), where, *times, f"`{entry['chosen']}`"))
+            rows.append((entry.curve, str(channels), where, *times, f"`{entry.chosen}`"))
     return as_table(("curve", "C", "N", *(f"`{name}`" for name in SOLVERS), "`auto` takes"), rows)
 
 
 def worst_choice() -> str:
     """Return one sentence: how far ``auto`` is from the best at worst."""
     entries = suite("solvers").selection
-    worst = max(entries, key=lambda entry: entry["times_best"])
-    where = "from a matrix" if worst["locations"] is None else f"N {worst['locations']}"
-    best = sum(entry["chosen"] == entry["best"] for entry in entries)
+    worst = max(entries, key=lambda entry: entry.times_best)
+    where = "from a matrix" if worst.locations is None else f"N {worst.locations}"
+    best = sum(entry.chosen == entry.best for entry in entries)
     return (
         f"Of {len(entries)} sizes and curves, `auto` takes the fastest in {best}; at worst it takes "
-        f"{worst['times_best']:.2f} times the best ({worst['curve']}, C {worst['channels']}, {where})."
+        f"{worst.times_best:.2f} times the best ({worst.curve}, C {worst.channels}, {where})."
     )
 
 
@@ -274,7 +274,7 @@ def episodes_table(group: Group) -> str:
 def pretraining() -> str:
     """List what pre-training adds."""
     (found,) = filter(None, map(make_pretraining_table, groups("fewshot-pretraining")))
-    return markdown([found]).rstrip()
+    return found.as_markdown()
 
 
 TABLES: dict[str, Callable[[], str]] = {

@@ -6,8 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from sklearn.metrics import confusion_matrix as sklearn_confusion
 
 from powerpool.errors import RecordError
 from powerpool.report.results import (
@@ -20,6 +22,7 @@ from powerpool.report.results import (
     sum_confusions,
 )
 from powerpool.runs.record import Confusion, RunRecord
+from powerpool.tasks.base import confusion_matrix
 from tests.report.samples import (
     QUERIES,
     confusion,
@@ -109,6 +112,16 @@ def test_confusions_are_summed() -> None:
     found = sum_confusions(record_of(confusion([[3, 0], [3, 0]], two), confusion([[0, 2], [0, 2]], two)))
     assert found == Confusion(two, ("0 0 3", "0 1 2", "1 0 3", "1 1 2"))
     assert row_shares(found) == {(0, 0): 60.0, (0, 1): 40.0, (1, 0): 60.0, (1, 1): 40.0}
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=1, max_size=60), st.integers(1, 3))
+def test_confusions_are_those_of_scikit_learn(pairs: list[tuple[int, int]], count: int) -> None:
+    targets, predicted = torch.tensor(pairs).unbind(1)
+    matrix = Confusion.of(confusion_matrix(predicted, targets, 5), range(5))
+    found = sum_confusions(record_of(*[{"confusion": matrix}] * count))
+    assert found is not None
+    expected = count * sklearn_confusion(targets, predicted, labels=range(5))
+    assert found.dense() == expected.tolist()
 
 
 def test_records_without_confusions_or_spectra() -> None:

@@ -11,7 +11,6 @@ import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
-import torch
 from markdown_it import MarkdownIt
 from rich.console import Console
 
@@ -20,13 +19,13 @@ from powerpool.bench import tables as bench_tables
 from powerpool.bench.compare import CompareOptions
 from powerpool.bench.publish import PublishOptions
 from powerpool.bench.record import BenchRecord, Fit, Outcome, Selection, Skipped
+from powerpool.cli.show import print_table
 from powerpool.errors import RecordError
-from powerpool.tasks.fewshot import commands as fewshot
-from powerpool.tasks.vision import commands as vision
+from powerpool.tasks.base import TextTable
 from tests.bench import samples
 
 READER = MarkdownIt("commonmark").enable(["table", "strikethrough"])
-"""Another's reader of Markdown, as GitHub reads it."""
+"""An independent reader of Markdown, which reads it as GitHub does."""
 
 
 def one_line(text: str) -> str:
@@ -103,16 +102,16 @@ def test_tables_of_a_terminal_show_every_name_as_it_is(tmp_path: Path, capsys: p
     record.save(new)
     assert compare.run(CompareOptions(old, new)) == 1
     assert_shown(capsys.readouterr().out)
-    classes, scores = (MARKUP, "b"), torch.tensor([[0.9, 0.1], [0.2, 0.8]])
     for table in (
         bench_tables.case_table(record.cases[1]).as_rich(),
         bench_tables.target_table(record).as_rich(),
         bench_tables.growth_table(record).as_rich(),
         bench_tables.selection_table(record).as_rich(),
-        vision._prediction_table((MARKUP, "c"), scores, classes),
-        fewshot._table(("c", MARKUP), scores, [*classes]),
     ):
         wide().print(table)
+        assert_shown(capsys.readouterr().out)
+    for title, name, cell in ((MARKUP, "a", "b"), ("a", MARKUP, "b"), ("a", "b", MARKUP)):
+        print_table(TextTable(title, (name,), ((cell,),)))
         assert_shown(capsys.readouterr().out)
 
 

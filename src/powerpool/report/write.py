@@ -13,7 +13,7 @@ from powerpool.console import emit, print_line
 from powerpool.errors import ArgumentError, RecordError
 from powerpool.files import make_folder, read_json, write_text
 from powerpool.report import plots
-from powerpool.report.document import Picture, Table, render
+from powerpool.report.document import Table, render
 from powerpool.report.groups import BASELINES, Group, describe_protocol, describe_test, group_records, list_seeds
 from powerpool.report.provenance import compare_settings, describe_reproduction, list_machines
 from powerpool.report.results import check_record, frequent_mistakes
@@ -153,8 +153,11 @@ def _as_json(records: Sequence[RunRecord], written: Sequence[Path], folder: Path
 
 
 @dataclass(frozen=True)
-class Plot(Picture):
+class Plot:
     """A plot of the report, which the HTML page contains as an image."""
+
+    title: str
+    path: Path
 
     @property
     def source(self) -> str:
