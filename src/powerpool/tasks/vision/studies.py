@@ -8,10 +8,10 @@ from pathlib import Path
 from powerpool.errors import RecordError, shown
 from powerpool.files import read_json
 from powerpool.runs.typed import Json, from_json
+from powerpool.tasks.vision.config import RENAMED_PARAMETERS
 
 SCHEMA = "powerpool sweep 1"
-OLD_SETTINGS = {"eta_prime": "sigme_eta", "gamma_prime": "asinhe_gamma"}
-"""Settings by their names in 0.1."""
+OLD_SETTINGS = RENAMED_PARAMETERS
 
 
 @dataclass(frozen=True)
