@@ -132,7 +132,7 @@ def test_bad_input():
     model = nn.Sequential(nn.Flatten(), nn.Linear(216, 2), pp.nn.FirstOrderPool2d(2))
     with pytest.raises(ShapeError, match=r"Linear .*float32.*\(4, 216\)"):
         inspect_model(model, make_loader(), pool="1")
-    with pytest.raises(ShapeError, match=r"FirstOrderPool2d .*\(4, 2\)"):
+    with pytest.raises(ShapeError, match=r"\(4, 2\)"):
         inspect_model(model, make_loader())
 
 

@@ -235,9 +235,9 @@ class Task(ABC, Generic[C, D, F, M]):
     def predict(self, options: Any, watch: Watch) -> Predictions:
         """Classify new inputs by the model of a run, as the options of ``powerpool predict`` say."""
 
+    @abstractmethod
     def feature_source(self, folder: Path, samples: Samples) -> FeatureSource:
         """Return the features that the model of a run pools, for ``powerpool inspect`` and ``powerpool explore``."""
-        raise NotImplementedError(f"The features of {self.name} runs cannot be analysed.")
 
     # ---- commands ----
 
