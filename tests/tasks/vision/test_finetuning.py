@@ -177,12 +177,6 @@ def test_more_processes_than_images_in_the_last_batch_are_refused(tmp_path, monk
         train(tmp_path / "run", with_training(CONFIG, devices=2))
 
 
-def test_fewer_epochs_than_are_done_are_refused(tmp_path, monkeypatch):
-    stop_at(tmp_path / "run", monkeypatch, 1, 1)
-    with pytest.raises(FineTuningError, match=r"1 epochs and 1 batches, .* is 1"):
-        train(tmp_path / "run", with_training(CONFIG, epochs=1))
-
-
 # ---- checkpoints -----------------------------------------------------------------------------------------------------
 
 
@@ -196,14 +190,10 @@ class Trap:
 
 def test_checkpoints_that_contain_code_or_belong_to_another_training_are_refused(tmp_path):
     train(tmp_path / "run", with_training(CONFIG, epochs=1))
-    for other, field in (
-        (with_training(CONFIG, learning_rate=0.01), r"training\.learning_rate is 0\.001 there and 0\.01 here"),
-        (small_config(seed=5, jitter=0.2), "seed is 0 there and 5 here"),
-    ):
-        with pytest.raises(FineTuningError, match=field):
-            train(tmp_path / "run", other)
-    with pytest.raises(FineTuningError, match=r"pool\.method"):
-        train(tmp_path / "run", CONFIG, network("FOP"))
+    others = (with_training(CONFIG, learning_rate=0.01), None), (small_config(seed=5, jitter=0.2), None)
+    for config, model in (*others, (CONFIG, network("FOP"))):
+        with pytest.raises(FineTuningError, match="other settings"):
+            train(tmp_path / "run", config, model)
     file = tmp_path / "run" / CHECKPOINT
     torch.save(torch.load(file, weights_only=True) | {"more": Trap(tmp_path / "ran")}, file)
     with pytest.raises(RecordError):

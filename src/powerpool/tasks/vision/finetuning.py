@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -14,7 +13,6 @@ from powerpool.data.features import store_key
 from powerpool.errors import ArgumentError, RecordError
 from powerpool.runs.checkpoint import load_state
 from powerpool.runs.record import Score
-from powerpool.runs.typed import Json
 from powerpool.tasks.base import Watch, ignore_progress
 from powerpool.tasks.vision import processes
 from powerpool.tasks.vision.augmentation import draw_batches
@@ -92,8 +90,8 @@ def fine_tune(
     """
     config = processes.with_launched_sizes(config)
     _require_possible(config, train)
-    facts = _facts(config, model, train, validation)
-    plan = Plan(config, train, validation, folder, facts, show, checkpoint_minutes)
+    key = _training_key(config, model, train, validation)
+    plan = Plan(config, train, validation, folder, key, show, checkpoint_minutes)
     done = _read_progress(plan)
     if done is None or done.epoch < config.training.epochs:
         processes.train(plan, model, watch)
@@ -128,25 +126,14 @@ def _require_possible(config: VisionConfig, train: ImageSplit) -> None:
         )
 
 
-def _facts(
+def _training_key(
     config: VisionConfig, model: ImageClassifier, train: ImageSplit, validation: ImageSplit | None
-) -> dict[str, Json]:
-    """Return what must not change when a training is resumed."""
+) -> str:
+    """Return a digest of what must not change when a training is resumed."""
     training = {name: value for name, value in asdict(config.training).items() if name not in FREE}
-    return {
-        **{f"training.{name}": value for name, value in training.items()},
-        **{f"pool.{name}": value for name, value in asdict(model.pool.config).items()},
-        **{f"crops.{name}": value for name, value in asdict(config.crops).items()},
-        "backbone": model.backbone.name,
-        "classes": model.classifier.out_features,
-        "seed": config.seed,
-        "train": _key(train),
-        "validation": None if validation is None else _key(validation),
-    }
-
-
-def _key(split: ImageSplit) -> str:
-    return store_key({"names": split.names, "targets": split.targets.tolist()})
+    splits = [(split.names, split.targets.tolist()) for split in (train, validation) if split is not None]
+    settings = (training, asdict(model.pool.config), asdict(config.crops), config.seed)
+    return store_key({"settings": settings, "backbone": model.backbone.name, "splits": splits})
 
 
 def _read_progress(plan: Plan) -> Progress | None:
@@ -154,28 +141,16 @@ def _read_progress(plan: Plan) -> Progress | None:
     if not plan.checkpoint.exists():
         return None
     state = load_state(plan.checkpoint)
-    theirs = state.get("facts")
-    if not isinstance(theirs, dict) or not isinstance(state.get("progress"), dict):
+    if not isinstance(state.get("progress"), dict):
         raise RecordError(f"{plan.checkpoint} is not a checkpoint of end-to-end training. Use another folder.")
-    _require_same(plan, theirs)
-    progress = Progress(**state["progress"])
-    epochs = plan.config.training.epochs
-    if (progress.epoch, progress.position) > (epochs, 0):
+    if state.get("key") != plan.key:
         raise FineTuningError(
-            f"{plan.folder} contains a training of {progress.describe()}, but training.epochs is {epochs}. Use another "
-            "folder, or more epochs."
+            f"{plan.folder} contains a training with other settings or images. Use another folder, or delete that one "
+            "to train anew."
         )
+    progress = Progress(**state["progress"])
     _require_batches(plan, progress.position)
     return progress
-
-
-def _require_same(plan: Plan, theirs: Mapping[str, Json]) -> None:
-    for name in plan.facts | dict(theirs):
-        if plan.facts.get(name) != theirs.get(name):
-            raise FineTuningError(
-                f"{plan.folder} contains another training: {name} is {theirs.get(name)!r} there and "
-                f"{plan.facts.get(name)!r} here. Use another folder, or delete that one to train anew."
-            )
 
 
 def _require_batches(plan: Plan, done: int) -> None:

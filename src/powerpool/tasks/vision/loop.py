@@ -25,7 +25,6 @@ from powerpool.console import print_note
 from powerpool.data import ImageDataset, ImageSplit
 from powerpool.errors import PowerPoolError
 from powerpool.runs.checkpoint import load_state, save_state
-from powerpool.runs.typed import Json
 from powerpool.tasks.base import Watch
 from powerpool.tasks.vision.augmentation import RandomCrops, draw_batches, jitter, mix_seed
 from powerpool.tasks.vision.config import VisionConfig
@@ -97,8 +96,8 @@ class Plan:
     train: ImageSplit
     validation: ImageSplit | None
     folder: Path
-    facts: dict[str, Json]
-    """What must not change when the training is resumed."""
+    key: str
+    """Digest of what must not change when the training is resumed."""
     show: bool
     minutes: float
     """Between two checkpoints inside an epoch."""
@@ -298,7 +297,7 @@ class Loop:
         self.saved = self.started = now
         if self.fabric.is_global_zero:
             state = {
-                "facts": self.plan.facts,
+                "key": self.plan.key,
                 "progress": vars(self.progress),
                 "model": self.model.state_dict(),
                 "optimizer": self.optimizer.state_dict(),
