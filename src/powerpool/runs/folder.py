@@ -131,6 +131,15 @@ class Weights:
         """Wrap tensors that are in memory."""
         return cls({name: tuple(value.shape) for name, value in tensors.items()}, lambda: dict(tensors))
 
+    def rename(self, old: str, new: str) -> Weights:
+        """Return the weights with another prefix of their names."""
+
+        def renamed(name: str) -> str:
+            return new + name.removeprefix(old) if name.startswith(old) else name
+
+        shapes = {renamed(name): shape for name, shape in self.shapes.items()}
+        return Weights(shapes, lambda: {renamed(name): value for name, value in self.read().items()})
+
     @classmethod
     def open(cls, path: Path) -> Weights:
         """Read the header of a safetensors file."""

@@ -72,9 +72,7 @@ def export(options: ExportOptions) -> None:
     model = load_run(options.run, download=options.download)
     method = model.network.pool.config.method
     if takes_fast_form(model.network.pool.config):
-        print_note(
-            f"{method} is exported in its fast form: matrix products instead of eigenvalues, the same result."
-        )
+        print_note(f"{method} is exported in its fast form: matrix products instead of eigenvalues, the same result.")
     with show_status("exporting"):
         found = export_model(model, options.out, batch=options.batch, check=options.check)
     size = Path(options.out).stat().st_size / 1e6

@@ -156,7 +156,8 @@ def load_run(folder: str | Path, *, backbone: Backbone | None = None, download: 
         return ImageClassifier(own, spec.pool, len(spec.classes))
 
     optional = () if named.is_trained else FROZEN_PARTS
-    network = build_network(make, stored.weights, file, optional=optional)
+    weights = stored.weights.rename("pool.reduction.", "pool.pool.reduction.")  # as version 0.1 called them
+    network = build_network(make, weights, file, optional=optional)
     if network.backbone.digest() != named.digest:
         raise RecordError(
             f"{file}: the weights of {named.name} have changed since the training. Install the version of the backbone "

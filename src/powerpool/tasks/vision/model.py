@@ -108,12 +108,6 @@ class SetPool(nn.Module):
             return Normalization(self.config.method, self.curve, is_first_order=True)
         return Normalization(self.config.method, self.curve, self.method.mode, self.config.beta, self.solver)
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        # In models of version 0.1 the reduction belongs to this module.
-        for key in [key for key in state_dict if key.startswith(f"{prefix}reduction.")]:
-            state_dict[f"{prefix}pool.{key.removeprefix(prefix)}"] = state_dict.pop(key)
-        super()._load_from_state_dict(state_dict, prefix, *args)
-
 
 class ImageClassifier(nn.Module):
     """A backbone, a pool and a linear classifier.
