@@ -131,15 +131,6 @@ def test_rotated_classes_count_as_classes():
     assert abs(meetings / 800 - (220 - 64) / 220) < 0.06
 
 
-def test_many_ways():
-    """90 classes, as for Open MIC: 1 to 20 images of each of 866 classes."""
-    targets = bank_targets([1 + number % 20 for number in range(866)])
-    episodes = Episodes(targets, 90, 1, 2)
-    assert (episodes.left_out, episodes.classes) == (88, 778)
-    assert episodes[0].query.shape == (90, 2)
-    assert repr(episodes) == "Episodes(90-way 1-shot, 2 queries per class, of 778 classes)"
-
-
 # ---- errors ----------------------------------------------------------------------------------------------------------
 
 

@@ -133,12 +133,6 @@ def test_items_that_do_not_fit(tmp_path):
     assert one.done == 9
 
 
-def test_halves_are_rounded_to_the_nearest(tmp_path):
-    one = FeatureStore(tmp_path, {}, count=3, shape=())
-    one.append(torch.tensor([1 + 2**-11 + 2**-20, 1.0, 1e-9]))
-    assert one.maps.tolist() == [1 + 2**-10, 1.0, 0.0]
-
-
 def test_pixels_are_stored_unchanged(tmp_path):
     pixels = torch.arange(256, dtype=torch.uint8).view(4, 8, 8)
     one = FeatureStore(tmp_path, {}, count=4, shape=(8, 8), dtype="uint8")

@@ -125,12 +125,6 @@ def test_nested_classes(tmp_path):
     assert classes_of(images)["test"] == ["Latin/character2", "Latin/character10"]
 
 
-def test_a_class_with_the_name_of_an_exhibition_does_not_make_open_mic(tmp_path):
-    content = flat(("sci/target/a", "sci/target/b", "art/target/a"), 1)
-    images = load(tmp_path / "set", content, cut=ClassCut(1, 1, "names"))
-    assert images.classes == ("art/target/a", "sci/target/a", "sci/target/b")
-
-
 # ---- known data sets -------------------------------------------------------------------------------------------------
 
 
@@ -141,13 +135,6 @@ def test_flower102_has_80_classes_for_training_and_validation(tmp_path):
     write_zip(tmp_path / "images" / "flower102.zip", content)
     found = classes_of(load_fewshot("flower102", tmp_path, size=4))
     assert found == {"train": names[:64], "validation": names[64:80], "test": names[80:]}
-
-
-def test_a_part_of_omniglot_needs_a_cut(tmp_path):
-    write_folder(tmp_path / "omniglot", flat(("Greek/a", "Greek/b", "Latin/a"), 1))
-    with pytest.raises(ArgumentError, match=r"1100 .* 100 .* 3 classes"):
-        load_fewshot("omniglot", tmp_path, size=4)
-    assert len(load_fewshot("omniglot", tmp_path, size=4, cut=ClassCut(1, 1)).splits) == 3
 
 
 def test_a_data_set_of_the_hub(tmp_path, monkeypatch):
@@ -255,14 +242,6 @@ def test_the_digest_depends_on_the_content_and_the_cut(tmp_path):
         load(tmp_path / "e", {name.replace("c0", "c7"): data for name, data in content.items()}).digest,
     ]
     assert len({first, *others}) == 6
-
-
-def test_a_moved_data_set_is_not_decoded_again(tmp_path, cache):
-    load(tmp_path / "one", flat("abcde", 2))
-    before = sorted((cache / "images" / "banks").iterdir())
-    shutil.move(tmp_path / "one", tmp_path / "two")
-    load(tmp_path / "two")
-    assert sorted((cache / "images" / "banks").iterdir()) == before
 
 
 def test_corrupt_images(tmp_path):

@@ -13,11 +13,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image
 
 from powerpool.data import Episodes, FewShotSet, load_fewshot, load_images, synthetic
 from powerpool.data.synthetic import ALPHABETS, DRAWINGS, GRID, LETTERS, Stroke, draw, glyphs_folder, letters, style
-from powerpool.errors import DiskError
 from tests.data.image_sets import flat, write_folder
 
 LETTER = st.tuples(st.integers(0, ALPHABETS - 1), st.integers(0, LETTERS - 1))
@@ -186,33 +184,3 @@ def test_the_folder_is_made_once(small, tmp_path, monkeypatch):
     assert list(folder.parent.iterdir()) == [folder]  # nothing is left next to it
     monkeypatch.setattr(synthetic, "draw", None)
     assert glyphs_folder() == folder
-
-
-@pytest.mark.parametrize("error, expected", [(KeyboardInterrupt(), KeyboardInterrupt), (OSError(28, ""), DiskError)])
-def test_a_process_that_stops_leaves_nothing(small, cache, monkeypatch, error, expected):
-    plain, calls = synthetic.draw, []
-
-    def fails(*numbers: int) -> Image.Image:
-        calls.append(numbers)
-        if len(calls) == 50:
-            raise error
-        return plain(*numbers)
-
-    monkeypatch.setattr(synthetic, "draw", fails)
-    with pytest.raises(expected):
-        glyphs_folder()
-    assert [path for path in cache.rglob("*") if path.suffix == ".png" or path.name.startswith(".")] == []
-    assert len(list(glyphs_folder().rglob("*.png"))) == 2 * LETTERS * 2
-
-
-def test_another_process_that_is_faster(small, monkeypatch):
-    plain = synthetic._write_glyphs
-
-    def slow(folder: Path) -> None:
-        plain(folder)
-        write_folder(folder.parent / "glyphs", {"theirs/01.png": b""})
-
-    monkeypatch.setattr(synthetic, "_write_glyphs", slow)
-    folder = glyphs_folder()
-    assert [path.name for path in folder.iterdir()] == ["theirs"]
-    assert list(folder.parent.iterdir()) == [folder]

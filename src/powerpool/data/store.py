@@ -242,7 +242,7 @@ def how_to_fetch(remedy: str) -> str:
     """
     if not is_offline():
         return remedy
-    return f"{remedy} The network is forbidden (--offline, or {OFFLINE}={os.environ[OFFLINE]})."
+    return f"{remedy} But the network is forbidden (--offline, or {OFFLINE}={os.environ[OFFLINE]})."
 
 
 def cache_error(path: Path, error: Exception, kind: type[PowerPoolError] = RecordError) -> PowerPoolError:
