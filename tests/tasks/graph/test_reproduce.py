@@ -27,7 +27,7 @@ from tests.tasks.graph.samples import rings_and_stars, small_config, write_own_s
 PATIENCE = 600  # seconds
 TWO = ["GIN0", "SOP+SpecMaxExpF"]
 BOTH = ("validation-only", "retrain")
-LONGER = "model: {hidden: 8, layers: 2, eta: 5}\ntraining: {epochs: 60}\nfolds: 3\n"
+LONGER = "model: {hidden: 8, layers: 2, eta: 5}\ntraining: {epochs: 40}\nfolds: 3\n"
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -184,7 +184,7 @@ def test_a_locked_folder_is_refused(tmp_path):
 def test_kill_9_loses_running_units_only_and_the_number_of_jobs_changes_nothing(tmp_path):
     """Two workers until the kill, then one, in real processes; compared with the folds in this process."""
     (tmp_path / "longer.yaml").write_text(LONGER)
-    words = ["reproduce", "graph", "--methods", *TWO, "--protocols", "validation-only", "--recipe", "longer.yaml"]
+    words = ["reproduce", "graph", "--methods", TWO[1], "--protocols", "validation-only", "--recipe", "longer.yaml"]
     program = [sys.executable, "-m", "powerpool", *words, "--out", "out", "--jobs"]
     with subprocess.Popen(
         [*program, "2"], cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
@@ -198,13 +198,13 @@ def test_kill_9_loses_running_units_only_and_the_number_of_jobs_changes_nothing(
         process.wait(PATIENCE)
     time.sleep(0.5)  # workers end with the command
     kept = results(tmp_path / "out")
-    assert 1 <= len(kept) < 6
+    assert 1 <= len(kept) < 3
     done = subprocess.run([*program, "1"], cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert done.returncode == 0, done.stderr
     after = results(tmp_path / "out")
     assert {name: after[name] for name in kept} == kept
-    assert len(after) == 6
-    config = small_config("SOP+SpecMaxExpF", model={"eta": 5.0}, training={"epochs": 60})
+    assert len(after) == 3
+    config = small_config("SOP+SpecMaxExpF", model={"eta": 5.0}, training={"epochs": 40})
     record = RunRecord.read(tmp_path / "out" / "MUTAG" / "SOP+SpecMaxExpF.json")
     for result in record.results:
         outcome = run_chain(TASK, config, TASK.load(config), result.number, ["validation-only"])
