@@ -100,6 +100,7 @@ def test_two_processes_of_torchrun_train_as_one_and_the_first_alone_writes(tmp_p
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert done.returncode == 0, done.stderr
+    assert "distributed_backend" not in done.stderr
     progress = load_state(tmp_path / "two" / CHECKPOINT)["progress"]
     for name, values in one.curves.items():
         assert progress[name] == pytest.approx(values, rel=1e-4), name

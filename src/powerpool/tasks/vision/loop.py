@@ -362,15 +362,19 @@ def make_fabric(plan: Plan, *, launched: bool) -> Fabric:
 @contextlib.contextmanager
 def quiet_fabric() -> Iterator[None]:
     """Silence Fabric's messages about processes and existing logs; errors are raised as usual."""
-    logger = logging.getLogger("lightning.fabric")
-    level = logger.level
+    import lightning.fabric  # noqa: F401  # importing it sets the levels of its loggers
+
+    loggers = [logging.getLogger(f"lightning.{name}") for name in ("fabric", "pytorch")]
+    levels = [logger.level for logger in loggers]
     try:
-        logger.setLevel(logging.ERROR)
+        for logger in loggers:
+            logger.setLevel(logging.ERROR)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Experiment logs directory .* exists and is not empty")
             yield
     finally:
-        logger.setLevel(level)
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
 
 
 def _ignore_interrupts(_: int = 0) -> None:
