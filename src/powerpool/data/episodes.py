@@ -156,12 +156,12 @@ def _too_few(members: Tensor, way: int, shot: int, queries: int, quarters: int) 
     enough = int((members >= needed).sum()) * quarters
     possible = []
     if enough >= 2:
-        possible.append(f"way {enough}")
+        possible.append(f"way at most {enough}")
     if len(members) * quarters >= way:
         most = int(members.sort(descending=True).values[-(-way // quarters) - 1])
         if most >= 2:
-            possible.append(f"shot + queries {most}")
-    remedy = f"Use at most {' or '.join(possible)}." if possible else "Add classes or images."
+            possible.append(f"shot + queries at most {most}")
+    remedy = f"Use {' or '.join(possible)}." if possible else "Add classes or images."
     return (
         f"{way}-way episodes with {shot} support and {queries} query images need {way} classes of at least {needed} "
         f"images, but {enough} of {len(members) * quarters} classes have that many. {remedy}"

@@ -199,7 +199,7 @@ def watched(data, seen):
             return super().batch(rows, turns)
 
     splits = {
-        name: Watched(bank.pictures, bank.targets, bank.classes, tuple(f"{name}/{one}" for one in bank.names))
+        name: Watched(bank.images, bank.targets, bank.classes, tuple(f"{name}/{one}" for one in bank.names))
         for name, bank in data.splits.items()
     }
     return replace(data, splits=splits)
