@@ -1,4 +1,4 @@
-"""The content of a figure: axes, lines, marks. How it is drawn is in :mod:`powerpool.figures.drawing`."""
+"""The content of a figure: axes, lines, marks. ``powerpool.figures.drawing`` draws it."""
 
 from __future__ import annotations
 
