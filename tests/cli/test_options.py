@@ -146,7 +146,7 @@ def test_flags_are_found_anywhere():
         ("--model.hidden three", "--model.hidden must be int (got 'three')"),
         ("--model.hidden 0", "model.hidden must be at least 1 (got 0)."),
         ("--model.hiden 3", "Did you mean --model.hidden?"),
-        ("--model x", "model.hidden"),
+        ("--model x", "--model does not exist"),
         ("MUTAG", "'MUTAG'"),
         ("-- x", "'--'"),
         ("--config", "--config needs a value"),

@@ -195,8 +195,8 @@ def describe(hint: Any) -> str:
 def unknown_field(label: str, name: str, names: Iterable[str], prefix: str = "") -> RecipeError:
     """Return the error for a name that is not one of a field."""
     names = list(names)
-    near = did_you_mean(name, names, prefix) or f" Choose one of {', '.join(names)}."
-    return RecipeError(f"{shorten(label, 200)} does not exist.{near}")
+    listed = " --help lists all options." if prefix else f" Choose one of {', '.join(names)}."
+    return RecipeError(f"{shorten(label, 200)} does not exist.{did_you_mean(name, names, prefix) or listed}")
 
 
 def list_item(hint: Any) -> Any:
