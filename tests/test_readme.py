@@ -30,7 +30,7 @@ from powerpool.selfcheck.battery import Battery
 from powerpool.tasks.vision import export
 from tests.bench import samples
 from tests.experiments.threads import Threads
-from tests.pipelines.fewshot.samples import write_folder
+from tests.tasks.fewshot.samples import write_folder
 from tests.tasks.vision.samples import use_tiny, write_images
 
 ROOT = Path(__file__).parents[1]

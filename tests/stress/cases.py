@@ -13,7 +13,7 @@ from powerpool.runs.checkpoint import load_state
 
 Stamps = dict[str, float]
 """What was computed, and when the last time."""
-TIMES = ("seconds", "test_seconds", "episodes_per_second", "environment")
+TIMES = ("seconds", "step_seconds", "test_seconds", "episodes_per_second", "environment")
 """What records and checkpoints say of time and machine: all else is the same in every run."""
 RECIPE = "model: {hidden: 8, layers: 2, eta: 5}\ntraining: {epochs: 40}\nfolds: 5\n"
 
@@ -44,15 +44,12 @@ def read_ledger(ledger: Path) -> Stamps:
 
 
 def outcome(run: Path) -> dict[str, Any]:
-    """What a run came to, without times: digests of all weights, bit by bit, and all that its records say.
-
-    A record of graphs does not tell of the trials that were not chosen, so that their last checkpoints count, too.
-    Those of the others have the curves of the whole training.
-    """
+    """The result of a run without times: digests of all weights, of the last checkpoints, and all records."""
+    weights = run / "model.safetensors"
     records = [run / "record.json"] if (run / "record.json").exists() else sorted(run.glob("MUTAG/*.json"))
     return {
-        "weights": digest(load_state(run / "model.pt")) if (run / "model.pt").exists() else None,
-        "trials": {file.name: digest(load_state(file)) for file in run.glob("trials/[!.]*.pt")},
+        "weights": hashlib.sha256(weights.read_bytes()).hexdigest() if weights.exists() else None,
+        "checkpoints": {file.name: digest(load_state(file)) for file in checkpoints(run)},
         "records": {file.name: without_times(json.loads(file.read_text())) for file in records},
     }
 
@@ -90,13 +87,17 @@ def digest(state: Any) -> str:
 # ---- what is safe ----------------------------------------------------------------------------------------------------
 
 
+def checkpoints(run: Path) -> list[Path]:
+    """The checkpoints of graphs and episodes, without what a killed process was writing."""
+    return [file for file in sorted(run.glob("checkpoints/[!.]*")) if file.is_file() and not file.suffix]
+
+
 def saved_graph(run: Path, cache: Path) -> set[str]:
-    """The epochs of all trials."""
+    """The epochs of all grid points, and of training again."""
     del cache
     return {
-        f"{file.stem} epoch {epoch}"
-        for file in sorted((run / "trials").glob("*.pt"))
-        if not file.name.startswith(".")  # what a killed process was writing
+        f"{file.name} epoch {epoch}"
+        for file in checkpoints(run)
         for epoch in range(1, len(load_state(file)["curves"]["train_loss"]) + 1)
     }
 
@@ -104,8 +105,8 @@ def saved_graph(run: Path, cache: Path) -> set[str]:
 def saved_fewshot(run: Path, cache: Path) -> set[str]:
     """The episodes."""
     del cache
-    file = run / "checkpoints" / "last.ckpt"
-    done = load_state(file)["training"]["done"] if file.exists() else 0
+    file = run / "checkpoints" / "00-00"
+    done = load_state(file)["done"] if file.exists() else 0
     return {f"episode {number}" for number in range(1, done + 1)}
 
 
@@ -129,7 +130,7 @@ def saved_frozen(run: Path, cache: Path) -> set[str]:
 
 def folds(run: Path) -> Stamps:
     """The results of folds, and when each was written."""
-    files = [file for file in run.glob("folds/**/*.json") if not file.name.startswith(".")]
+    files = [file for file in run.glob("units/**/*.json") if not file.name.startswith(".")]
     return {str(file.relative_to(run)): file.stat().st_mtime for file in files}
 
 

@@ -44,8 +44,8 @@ RECORD, TABLE = "kills.json", "README.md"
 
 PRELOADED = (
     "tests.stress.launch",
-    "powerpool.tasks.fewshot.commands",
-    "powerpool.tasks.graph.commands",
+    "powerpool.tasks.fewshot.task",
+    "powerpool.tasks.graph.task",
     "powerpool.tasks.vision.task",
     "lightning.fabric",
     "jsonargparse",

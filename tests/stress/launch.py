@@ -17,7 +17,6 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -60,27 +59,27 @@ def watched(ledger: Path, words: Sequence[str]) -> Iterator[None]:
 
 
 def _watch_graph(note: Note, patch: Patch) -> None:
-    from powerpool.tasks.graph import evaluation
+    from powerpool.tasks.graph import task
     from powerpool.tasks.graph.training import Training
 
-    run, step, stage = evaluation._run, Training.step, ""
+    run, step, stage = task._run, Training.step, ""
 
-    def noted_run(training: Training, epochs: int, file: Path, watch: Any) -> None:
+    def noted_run(training: Training, epochs: int, file: Path, show: Any) -> None:
         nonlocal stage
-        stage = file.stem
-        run(training, epochs, file, watch)
+        stage = file.name
+        run(training, epochs, file, show)
 
     def noted_step(training: Training) -> None:
         step(training)
         note(f"{stage} epoch {training.epoch}")
 
-    patch(evaluation, "CHECKPOINT_SECONDS", -1.0)
-    patch(evaluation, "_run", noted_run)
+    patch(task, "CHECKPOINT_SECONDS", -1.0)
+    patch(task, "_run", noted_run)
     patch(Training, "step", noted_step)
 
 
 def _watch_fewshot(note: Note, patch: Patch) -> None:
-    from powerpool.tasks.fewshot import commands
+    from powerpool.tasks.fewshot import task
     from powerpool.tasks.fewshot.training import Training
 
     step = Training._step
@@ -89,7 +88,7 @@ def _watch_fewshot(note: Note, patch: Patch) -> None:
         step(training)
         note(f"episode {training.done}")
 
-    patch(commands, "train_in", partial(commands.train_in, minutes=0.0))
+    patch(task, "CHECKPOINT_SECONDS", -1.0)
     patch(Training, "_step", noted_step)
 
 

@@ -16,10 +16,10 @@ from pathlib import Path
 import torch
 
 from powerpool.data import load_graphs
-from powerpool.tasks.graph import evaluation
+from powerpool.tasks.base import Unit
+from powerpool.tasks.graph import task
 from powerpool.tasks.graph.config import GraphConfig, ModelConfig, TrainingConfig
-from powerpool.tasks.graph.training import Training
-from tests.pipelines.graph.samples import rings_and_stars, write_own_set
+from tests.tasks.graph.samples import rings_and_stars, write_own_set
 
 STEPS_OF_EPOCH = 8
 LEAK = 1024
@@ -38,21 +38,21 @@ def soak(folder: Path, steps: int, leak: int = 0) -> list[tuple[int, int]]:
     model = ModelConfig("SOP+SpecMaxExpF", hidden=4, layers=1)
     config = GraphConfig(str(data), model=model, training=training, folds=3, download=False)
     graphs = load_graphs(data)
-    per_epoch = -(-len(evaluation.make_fold(config, graphs, 0).train) // training.batch_size)
+    per_epoch = -(-len(task.make_fold(config, graphs, 0).train) // training.batch_size)
     if per_epoch != STEPS_OF_EPOCH:
         raise ValueError(f"An epoch has {per_epoch} steps, not {STEPS_OF_EPOCH}.")
     found: list[tuple[int, int]] = []
     kept: list[torch.Tensor] = []
 
-    def watch(training: Training) -> None:
+    def watch(what: str, done: int, total: int, remark: str = "") -> None:
         kept.extend(torch.ones(leak) for _ in range(STEPS_OF_EPOCH if leak else 0))
-        found.append((STEPS_OF_EPOCH * training.epoch, memory()))
+        found.append((STEPS_OF_EPOCH * done, memory()))
 
-    evaluation.choose(config, graphs, 0, folder / f"trials-{leak}", watch)
+    task.TASK.fit(config, graphs, Unit(0), ["validation-only"], folder / f"checkpoint-{leak}", watch)
     return found
 
 
 if __name__ == "__main__":
-    evaluation.CHECKPOINT_SECONDS = 0.2
+    task.CHECKPOINT_SECONDS = 0.2
     place, steps, leaky = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     print(json.dumps({"usual": soak(place, steps), "leaky": soak(place, leaky, LEAK)}))
