@@ -10,6 +10,7 @@ from typing import ClassVar
 from powerpool.errors import ArgumentError, require_choice
 from powerpool.tasks import options as base
 from powerpool.tasks.graph.config import PROTOCOLS, GraphConfig, Protocol
+from powerpool.tasks.methods import GRAPH_METHODS
 from powerpool.tasks.options import read_layered, require_answer_file, require_distinct, take_fields
 
 
@@ -114,6 +115,7 @@ class ReproduceOptions(base.ReproduceOptions):
 
     task: ClassVar[str] = "graph"
     default_data: ClassVar[str] = "MUTAG"
+    methods: list[str] = field(default_factory=lambda: list(GRAPH_METHODS))
     protocols: list[str] = field(default_factory=lambda: list(PROTOCOLS))
     full: bool = False
     seed: int | None = None

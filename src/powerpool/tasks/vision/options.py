@@ -134,6 +134,7 @@ class ReproduceOptions(base.ReproduceOptions):
 
     task: ClassVar[str] = "vision"
     default_data: ClassVar[str] = "digits"
+    methods: list[str] = field(default_factory=lambda: list(VISION_METHODS))
     mode: Mode | None = None
     heads: list[Head] = field(default_factory=lambda: list(PROTOCOLS))
     workers: int | None = None
