@@ -8,7 +8,7 @@ from typing import get_args
 import pytest
 
 from powerpool.cli.main import main
-from powerpool.runs.engines import OWN, EngineName
+from powerpool.runs.engines import INHERITED, EngineName
 from powerpool.runs.folder import MODEL, RECORD
 from tests.test_readme import ROOT, commands_of
 
@@ -42,4 +42,4 @@ def test_every_engine_of_the_page_can_be_asked_for():
 def test_the_page_names_the_variables_that_units_do_not_inherit():
     text = " ".join((ROOT / "docs/scaling.md").read_text(encoding="utf-8").split())
     sentence = re.search(r"variables that begin with (.*?) it has those of the command alone", text)[1]
-    assert set(re.findall(r"`(\w+)`", sentence)) == set(OWN)
+    assert set(re.findall(r"`(\w+)`", sentence)) == set(INHERITED)

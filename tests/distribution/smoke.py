@@ -18,7 +18,12 @@ def check_environment() -> None:
     assert "site-packages" in str(pp.__file__), f"the checkout is imported: {pp.__file__}"
     assert metadata.version("powerpool") == pp.__version__
     package = resources.files("powerpool")
-    for name in ("py.typed", "recipes/paper.yaml", "explore/assets/page.html"):
+    for name in (
+        "py.typed",
+        "recipes/paper.yaml",
+        "analysis/explorer/assets/page.html",
+        "report/templates/README.md.j2",
+    ):
         assert package.joinpath(name).is_file(), f"{name} is not in the package"
 
 
@@ -41,11 +46,11 @@ def check_training() -> None:
     pool = pp.nn.SecondOrderPool2d(8, pp.MaxExp(eta=50))
     net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), pool, nn.Linear(pool.out_features, 4))
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    pictures, labels = torch.rand(6, 3, 12, 12), torch.arange(6) % 4
+    images, labels = torch.rand(6, 3, 12, 12), torch.arange(6) % 4
     losses = []
     for _ in range(2):
         optimizer.zero_grad()
-        losses.append(nn.functional.cross_entropy(net(pictures), labels))
+        losses.append(nn.functional.cross_entropy(net(images), labels))
         losses[-1].backward()
         optimizer.step()
     assert losses[1] < losses[0]

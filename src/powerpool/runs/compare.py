@@ -1,4 +1,4 @@
-"""Means and proportions with 95 % intervals, and paired tests of two methods, by :mod:`scipy.stats`."""
+"""Means and proportions with 95 % intervals, and paired tests of two methods, by SciPy."""
 
 from __future__ import annotations
 
