@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import zipfile
 from collections.abc import Callable
 from typing import Any
 
@@ -21,7 +19,6 @@ from powerpool.errors import ArgumentError, DomainError, DTypeError, NotFiniteEr
 from powerpool.moments import segments
 from powerpool.moments.dense import autocorrelation
 from powerpool.moments.segments import segment_autocorrelation, segment_mean
-from tests.real_data import require_data
 from tests.tolerances import tolerance
 
 BETAS = (0.0, 0.3, 1.0)
@@ -377,35 +374,6 @@ class TestMemory:
         with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
             segment_autocorrelation(features, index)
         assert kept == 0
-
-
-@pytest.fixture(scope="module")
-def reddit() -> Tensor:
-    with zipfile.ZipFile(require_data("graphs/REDDIT-BINARY.zip")) as files:
-        text = files.read("REDDIT-BINARY/REDDIT-BINARY_graph_indicator.txt")
-    return torch.from_numpy(np.loadtxt(io.BytesIO(text), dtype=np.int64) - 1)
-
-
-class TestRealGraphs:
-    def test_all_of_reddit_equals_the_loop(self, reddit: Tensor) -> None:
-        features = torch.randn(len(reddit), 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-        sizes = torch.bincount(reddit)
-        assert (len(sizes), int(sizes.max())) == (2000, 3782)
-        parts = features.numpy()
-        bounds = np.cumsum(sizes.numpy())[:-1]
-        expected = np.stack([part.T @ part / len(part) for part in np.split(parts, bounds)])
-        assert_close(segment_autocorrelation(features, reddit), torch.from_numpy(expected), **tolerance(torch.float64))
-
-    @pytest.mark.parametrize("beta", [0.0, 1.0])
-    def test_memory_on_reddit(self, reddit: Tensor, beta: float) -> None:
-        index = reddit[reddit < 300]
-        features = torch.randn(len(index), 32, requires_grad=True)
-        grad = torch.randn(300, 32, 32)
-
-        def both() -> tuple[Tensor, ...]:
-            return torch.autograd.grad(segment_autocorrelation(features, index, 300, beta), features, grad)
-
-        assert _peak_memory(both) <= 4 * 4 * (features.numel() + grad.numel())
 
 
 ZEROS = torch.zeros(4, dtype=torch.int64)

@@ -10,7 +10,6 @@ import copy
 import functools
 import pickle
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import mpmath
@@ -161,12 +160,6 @@ class CurveContract(ABC):
             metafunc.parametrize("dtype", DTYPES, ids=_name)
         if "smooth" in names:
             metafunc.parametrize("smooth", cls.trainable)
-
-    @pytest.fixture
-    def fresh_dynamo(self) -> Iterator[None]:
-        torch._dynamo.reset()
-        yield
-        torch._dynamo.reset()
 
     @pytest.mark.parametrize("quantity", QUANTITIES)
     def test_is_accurate_to_a_few_ulp(self, quantity: str, theta: float, dtype: torch.dtype) -> None:
@@ -387,29 +380,6 @@ class CurveContract(ABC):
             leaves = p.clone().requires_grad_(), p.float().requires_grad_()
             grads = [torch.autograd.grad(curve.value(leaf).sum(), leaf)[0] for leaf in leaves]
             torch.testing.assert_close(grads[0], grads[1].to(half), rtol=0, atol=0)
-
-    # Dynamo instantiates a torch.autograd.Function, and torch warns about that.
-    @pytest.mark.filterwarnings("ignore:.*autograd.function.Function.* should not be instantiated:DeprecationWarning")
-    @pytest.mark.usefixtures("fresh_dynamo")
-    def test_compiles_without_a_graph_break(self) -> None:
-        curve = self.learnable(self.trainable[0])  # numbers are compiled in tests/test_tracing.py
-        compiled = torch.compile(curve, fullgraph=True, backend="aot_eager")
-        leaves = [self.interior().requires_grad_() for _ in range(2)]
-        results = [f(leaf) for f, leaf in zip((curve, compiled), leaves, strict=True)]
-        torch.testing.assert_close(results[1], results[0], **tolerance(torch.float64))
-        grads = [
-            torch.autograd.grad(result.square().sum(), (leaf, *curve.parameters()))
-            for result, leaf in zip(results, leaves, strict=True)
-        ]
-        torch.testing.assert_close(grads[1], grads[0], **tolerance(torch.float64))
-
-    @pytest.mark.usefixtures("fresh_dynamo")
-    def test_exports(self) -> None:
-        p = self.interior()
-        for curve in (self.make(self.trainable[0]), self.learnable(self.trainable[0])):
-            model = nn.Sequential(curve)
-            exported = torch.export.export(model, (p.flip(0),)).module()
-            torch.testing.assert_close(exported(p), model(p), **tolerance(torch.float64))
 
     def test_works_under_torch_func(self) -> None:
         smooth, p = self.trainable[0], self.interior()

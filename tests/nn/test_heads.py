@@ -135,33 +135,6 @@ def test_heads_can_be_copied_and_saved() -> None:
     assert sum(weight.numel() for weight in head.to_dense().parameters()) == 3 * (6 * 7 // 2) + 3
 
 
-def test_rank_one_has_evidence_for_a_class_and_rank_two_also_against() -> None:
-    given = _features(4, 6, 4)
-    positive, mixed = (pp.nn.FactoredHead(6, 3, rank).double() for rank in (1, 2))
-    assert (positive(pp.gram_factor(given)) >= 0).all()
-    with torch.no_grad():
-        mixed.weight[:, 0] = 0
-    assert (mixed(pp.gram_factor(given)) <= 0).all()
-
-
-def test_factored_head_trains() -> None:
-    torch.manual_seed(0)
-    labels = torch.arange(24) % 2
-    maps = torch.rand(24, 32, 3, 3)
-    maps[labels == 1, :16] *= 0.5
-    pool = pp.nn.SecondOrderFactor2d(32, pp.MaxExp(20))
-    head = pp.nn.FactoredHead(pool.size, classes=2, rank=4)
-    optimizer = torch.optim.Adam(head.parameters(), lr=0.02)
-    losses = []
-    for _ in range(60):
-        optimizer.zero_grad()
-        loss = nn.functional.cross_entropy(head(pool(maps)), labels)
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    assert losses[-1] < 0.3 < losses[0]
-
-
 def test_dense_head_of_a_symmetric_weight_is_a_dot_product() -> None:
     torch.manual_seed(0)
     head = pp.nn.DenseHead(5, 2).double()

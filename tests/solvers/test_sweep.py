@@ -16,93 +16,44 @@ from tests.contracts.solver import check_gradients, round_off
 SIZES = (1, 2, 3, 5, 8, 12)
 PER_KIND = 60
 
-Maker = Callable[[int, torch.Generator], Tensor]
-
-
-def _randn(size: int, columns: int, generator: torch.Generator) -> Tensor:
-    return torch.randn(PER_KIND, size, columns, generator=generator, dtype=torch.float64)
-
-
-def _spectrum(values: Tensor, size: int, generator: torch.Generator) -> Tensor:
-    vectors = torch.linalg.qr(_randn(size, size, generator))[0]
-    return (vectors * values.unsqueeze(-2)) @ vectors.mT
-
-
-def _uniform(size: int, generator: torch.Generator) -> Tensor:
-    return torch.rand(PER_KIND, size, generator=generator, dtype=torch.float64)
-
-
-def _random(size: int, generator: torch.Generator) -> Tensor:
-    x = _randn(size, size + 2, generator)
-    return x @ x.mT
-
-
-def _rank_one(size: int, generator: torch.Generator) -> Tensor:
-    x = _randn(size, 1, generator)
-    return x @ x.mT
-
-
-def _rank_half(size: int, generator: torch.Generator) -> Tensor:
-    x = _randn(size, max(1, size // 2), generator)
-    return x @ x.mT
-
-
-def _repeated(size: int, generator: torch.Generator) -> Tensor:
-    return _spectrum((_uniform(size, generator) * 3).floor() + 1, size, generator)
-
-
-def _near_ties(size: int, generator: torch.Generator) -> Tensor:
-    return _spectrum(1 + 1e-7 * _uniform(size, generator), size, generator)
-
-
-def _graded(size: int, generator: torch.Generator) -> Tensor:
-    return _spectrum(10.0 ** (-10 * _uniform(size, generator)), size, generator)
-
-
-def _identity(size: int, generator: torch.Generator) -> Tensor:
-    scale = 10.0 ** (6 * _uniform(1, generator) - 3)
-    return scale.unsqueeze(-1) * torch.eye(size, dtype=torch.float64)
-
-
-def _diagonal(size: int, generator: torch.Generator) -> Tensor:
-    return torch.diag_embed((_uniform(size, generator) * 4).floor())
-
-
-def _zero(size: int, generator: torch.Generator) -> Tensor:
-    return torch.zeros(PER_KIND, size, size, dtype=torch.float64)
-
-
-def _constant(size: int, generator: torch.Generator) -> Tensor:
-    return _uniform(1, generator).unsqueeze(-1) * torch.ones(size, size, dtype=torch.float64)
-
-
-def _tiny(size: int, generator: torch.Generator) -> Tensor:
-    return 1e-12 * _random(size, generator)
-
-
-def _huge(size: int, generator: torch.Generator) -> Tensor:
-    return 1e12 * _rank_half(size, generator)
-
-
-def _blocks(size: int, generator: torch.Generator) -> Tensor:
-    """The same block twice, so that every eigenvalue is double."""
-    block = _random((size + 1) // 2, generator)
-    return torch.stack([torch.block_diag(b, b)[:size, :size] for b in block])
-
-
-KINDS: dict[str, Maker] = {
-    maker.__name__.strip("_"): maker
-    for maker in (
-        _random, _rank_one, _rank_half, _repeated, _near_ties, _graded, _identity, _diagonal, _zero, _constant,
-        _tiny, _huge, _blocks,
-    )
-}  # fmt: skip
-
 
 def nasty(size: int, seed: int = 0) -> Tensor:  # shape: (kinds * PER_KIND, C, C)
     """Float32 matrices of every kind, the same in every run."""
     generator = torch.Generator().manual_seed(1000 * seed + size)
-    matrices = torch.cat([maker(size, generator).expand(PER_KIND, size, size) for maker in KINDS.values()])
+
+    def random(*shape: int) -> Tensor:
+        return torch.randn(PER_KIND, *shape, generator=generator, dtype=torch.float64)
+
+    def uniform(*shape: int) -> Tensor:
+        return torch.rand(PER_KIND, *shape, generator=generator, dtype=torch.float64)
+
+    def moment(side: int, rank: int) -> Tensor:
+        x = random(side, rank)
+        return x @ x.mT
+
+    def with_spectrum(values: Tensor) -> Tensor:
+        vectors = torch.linalg.qr(random(size, size))[0]
+        return (vectors * values.unsqueeze(-2)) @ vectors.mT
+
+    half, ones = max(1, size // 2), torch.ones(size, size, dtype=torch.float64)
+    kinds = {
+        "random": moment(size, size + 2),
+        "rank one": moment(size, 1),
+        "rank half": moment(size, half),
+        "repeated eigenvalues": with_spectrum((uniform(size) * 3).floor() + 1),
+        "near ties": with_spectrum(1 + 1e-7 * uniform(size)),
+        "graded eigenvalues": with_spectrum(10.0 ** (-10 * uniform(size))),
+        "multiples of the identity": 10.0 ** (6 * uniform(1, 1) - 3) * torch.eye(size, dtype=torch.float64),
+        "diagonal": torch.diag_embed((uniform(size) * 4).floor()),
+        "zero": 0 * moment(size, 1),
+        "constant": uniform(1, 1) * ones,
+        "tiny": 1e-12 * moment(size, size + 2),
+        "huge": 1e12 * moment(size, half),
+        "the same block twice": torch.stack(
+            [torch.block_diag(b, b)[:size, :size] for b in moment((size + 1) // 2, size + 2)]
+        ),
+    }
+    matrices = torch.cat(list(kinds.values()))
     return ((matrices + matrices.mT) / 2).float()
 
 
