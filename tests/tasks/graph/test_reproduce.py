@@ -137,19 +137,6 @@ def test_a_custom_folder_is_a_data_set_and_paths_are_not_recorded(tmp_path, monk
         run(Path("out"), **{**words, "data": ["mine/OWN", "other/OWN"]})
 
 
-def test_a_recipe_names_its_data_unless_an_option_does(tmp_path):
-    recipe = tmp_path / "mine.yaml"
-    recipe.write_text("data: PROTEINS\ndata_root: here\ndownload: false\nmodel: {method: SOP+SpecMaxExp, eta: 2.5}\n")
-    options = ReproduceOptions(recipe=str(recipe))
-    assert options.data_sets == [None]
-    config = options.read_config(None)
-    assert (config.data, config.data_root, config.download, config.model.eta) == ("PROTEINS", "here", False, 2.5)
-    typed = ReproduceOptions(recipe=str(recipe), data=["MUTAG"], data_root="there", download=True)
-    config = typed.read_config("MUTAG")
-    assert (config.data, config.data_root, config.download) == ("MUTAG", "there", True)
-    assert ReproduceOptions().data_sets == ["MUTAG"]
-
-
 @pytest.mark.parametrize(
     "words, shown",
     [
