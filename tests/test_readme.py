@@ -29,7 +29,7 @@ from powerpool.runs.config import recipe_names
 from powerpool.selfcheck.battery import Battery
 from powerpool.tasks.vision import export
 from tests.bench import samples
-from tests.experiments.threads import Threads
+from tests.runs.threads import Threads
 from tests.tasks.fewshot.samples import write_folder
 from tests.tasks.vision.samples import use_tiny, write_images
 

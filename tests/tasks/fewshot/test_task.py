@@ -145,7 +145,7 @@ def test_a_killed_process_is_resumed_bit_for_bit(tmp_path, data):
 def test_settings_hold_no_places(data):
     settings = TASK.settings(small_config(data_root="/somewhere", data="/here/stripes"), data)
     assert (settings["data"], settings["data_digest"]) == ("stripes", "digest 0")
-    assert settings["pictures"] == {"train": 48, "validation": 48, "test": 48}
+    assert settings["images"] == {"train": 48, "validation": 48, "test": 48}
     assert not {"data_root", "download"} & settings.keys()
 
 
