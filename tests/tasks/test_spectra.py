@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 import powerpool as pp
 from powerpool.data import load_graphs
 from powerpool.tasks.base import run_chain
-from powerpool.tasks.fewshot.inference import ImageFormat, TrainedModel, run_test
 from powerpool.tasks.fewshot.model import make_network, normalization
 from powerpool.tasks.fewshot.training import draw_episodes, episode_spectrum, run_episodes
 from powerpool.tasks.graph.task import TASK, make_fold
@@ -152,12 +151,3 @@ def test_queries_are_encoded_as_in_the_test(transductive):
     assert torch.equal(torch.get_rng_state(), state)
     for name, value in network.state_dict().items():
         assert torch.equal(value, before[name]), name
-
-
-@pytest.mark.parametrize(
-    "method, has", [("RelationNet", False), ("PrototypicalNet", False), ("NCM(x+L)+SpecGamma", True)]
-)
-def test_only_second_order_networks_have_a_spectrum(method, has):
-    config, data = fewshot_samples.small_config(method), fewshot_samples.stripe_set()
-    model = TrainedModel(make_network(config.model, 1, 16), ImageFormat.of(config))
-    assert (run_test(model, data["test"], config.test).spectrum is not None) == has

@@ -57,7 +57,7 @@ def test_a_run_folder_holds_model_record_and_settings(trained, images):
     assert (record.task, record.data, record.method) == ("fewshot", "bars", "SoSN(x+L)+SigmE")
     assert record.protocol == "2-way-1-shot"
     assert record.config["data"] == "bars"
-    assert record.config["pictures"] == {"train": 36, "validation": 18, "test": 18}
+    assert record.config["images"] == {"train": 36, "validation": 18, "test": 18}
     assert str(images) not in (trained / "record.json").read_text()
     assert str(images) in (trained / "config.yaml").read_text()
     assert load_run(trained).images.size == 16

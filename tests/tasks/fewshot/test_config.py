@@ -46,11 +46,6 @@ def test_impossible_settings_are_refused_by_name(make, name):
         make()
 
 
-def test_settings_of_other_methods_are_ignored():
-    ModelConfig("SoSN(x)+SigmE", eta=2.5)
-    ModelConfig("RelationNet", beta=0.5)
-
-
 def test_classes_are_divided_as_usual_or_by_the_settings():
     assert FewShotConfig().cut is None
     found = FewShotConfig(train_classes=5, validation_classes=0.2, class_order="names", seed=3).cut
@@ -70,14 +65,10 @@ def test_methods_of_the_paper_are_available():
 @pytest.mark.parametrize(
     "name, size, episodes, rate, queries, count",
     [
-        ("miniimagenet", 84, 200_000, 1e-3, (5, 3), 600),
         ("miniimagenet-224", 224, 200_000, 1e-3, (5, 3), 600),
-        ("food101", 224, 200_000, 1e-3, (5, 3), 600),
         ("flower102", 224, 40_000, 1e-3, (5, 3), 600),
         ("open_mic", 84, 15_000, 1e-4, (2, 2), 1000),
         ("miniimagenet100-5-shot", 84, 2000, 1e-3, (5, 3), 600),
-        ("omniglot", 28, 8000, 1e-3, (5, 3), 600),
-        ("glyphs", 28, 1000, 1e-3, (5, 3), 600),
     ],
 )
 def test_recipes_have_the_published_settings(name, size, episodes, rate, queries, count):

@@ -54,14 +54,6 @@ def test_the_recipe_of_a_data_set_is_found_by_its_name():
     assert options.read_config("a/folder").training.episodes == 5000
 
 
-def test_glyphs_are_the_default_data_set():
-    (name,) = ReproduceOptions().data_sets
-    config = ReproduceOptions().read_config(name)
-    assert (config.data, config.channels, config.invert, config.model.sigme_eta) == ("glyphs", 1, True, 200)
-    (name,) = ReproduceOptions(recipe="fewshot/omniglot").data_sets
-    assert ReproduceOptions(recipe="fewshot/omniglot").read_config(name).data == "omniglot"
-
-
 @pytest.mark.parametrize("shots, shot", [([], 2), ([1, 3], None)])
 def test_training_uses_as_many_support_images_as_the_options_name(tmp_path, shots, shot):
     recipe = tmp_path / "two.yaml"

@@ -12,7 +12,7 @@ from torch import nn
 
 from powerpool.errors import ShapeError
 from powerpool.tasks.fewshot import pairs
-from powerpool.tasks.fewshot.pairs import PairBlock, pool_pairs, window_statistics, windows
+from powerpool.tasks.fewshot.pairs import PairBlock, pool_pairs
 
 
 def stacked(support, query):
@@ -92,35 +92,6 @@ def test_of_equal_entries_the_first_gets_the_gradient():
     pool_pairs(first, second).sum().backward()
     assert first.grad.flatten().tolist() == [2, 0, 0, 0]
     assert second.grad.flatten(1).tolist() == [[1, 1], [0, 0], [0, 0], [0, 0]]
-
-
-def test_an_entry_below_zero_has_no_gradient():
-    first = torch.full((4, 1, 1, 1, 1), -1.0, requires_grad=True)
-    second = torch.tensor([0.0, 1.0, -3.0, 0.5]).view(4, 1, 1, 1, 1).requires_grad_()
-    found = pool_pairs(first, second)
-    found.sum().backward()
-    assert found.item() == 0
-    assert not first.grad.any()
-    assert not second.grad.any()
-
-
-def test_windows_give_a_convolution():
-    matrices, weight = torch.rand(2, 6, 4).double(), torch.rand(3, 1, 3, 3).double()
-    found = windows(matrices) @ weight.flatten(1).T  # (4, 2, 3, 2, 3)
-    direct = nn.functional.conv2d(matrices[:, None], weight, padding=1)
-    for number, (row, column) in enumerate([(0, 0), (0, 1), (1, 0), (1, 1)]):
-        torch.testing.assert_close(found[number], direct[:, :, row::2, column::2].permute(0, 2, 3, 1))
-
-
-def test_window_statistics_are_those_of_all_pairs():
-    first, second = torch.rand(4, 3, 2, 2, 9).double(), torch.rand(4, 5, 2, 2, 9).double()
-    shape = (5, 3, 4, 2, 2, 9)
-    both = torch.cat(
-        [first.movedim(0, 1)[None].expand(shape), second.movedim(0, 1)[:, None].expand(shape)], -1
-    ).flatten(0, -2)
-    mean, covariance = window_statistics(first, second)
-    torch.testing.assert_close(mean, both.mean(0))
-    torch.testing.assert_close(covariance, both.T.cov(correction=0))
 
 
 @pytest.mark.parametrize(

@@ -20,11 +20,11 @@ from powerpool.tasks.base import Unit, run_chain
 from powerpool.tasks.fewshot import task as module
 from powerpool.tasks.fewshot import training as training_module
 from powerpool.tasks.fewshot.config import FewShotConfig
-from powerpool.tasks.fewshot.inference import load_run, run_test
+from powerpool.tasks.fewshot.inference import run_test
 from powerpool.tasks.fewshot.options import ReproduceOptions
 from powerpool.tasks.fewshot.task import MORE_SHOTS, ONE_SHOT, PRETRAINING, TASK, make_row, with_pretraining
 from powerpool.tasks.methods import FEWSHOT_METHODS
-from tests.tasks.fewshot.samples import assert_same_weights, small_config, stripe_set, write_folder
+from tests.tasks.fewshot.samples import assert_same_weights, small_config, stripe_set
 
 
 @pytest.fixture(scope="module")
@@ -73,16 +73,6 @@ def test_a_damaged_checkpoint_is_refused_by_name(tmp_path, data):
     (tmp_path / "00-00").write_bytes(b"PK\3\4 damaged")
     with pytest.raises(RecordError, match=r"00-00.*Delete"):
         fit(tmp_path, data)
-
-
-def test_checkpoints_are_written_by_the_clock(tmp_path, data, monkeypatch):
-    times = iter(range(0, 10**6, 50))  # a checkpoint is due every 120 seconds
-    monkeypatch.setattr(module.time, "monotonic", lambda: next(times))
-    saved = []
-    monkeypatch.setattr(module, "save_state", lambda path, state: saved.append(state["done"]))
-    fit(tmp_path, data)
-    assert saved[-1] == 6
-    assert 1 < len(saved) < 6
 
 
 @pytest.mark.parametrize("at", [1, 4])  # a validation follows every second episode
@@ -152,30 +142,10 @@ def test_a_killed_process_is_resumed_bit_for_bit(tmp_path, data):
     assert_same_weights(fit(tmp_path / "whole", data).network, resumed.network)
 
 
-def test_a_training_starts_from_the_model_of_another_run(tmp_path, data):
-    outcome = run_chain(TASK, small_config(), data, 0, ["2-way-1-shot"])
-    TASK.save(outcome.models["2-way-1-shot"], tmp_path)
-    config = TASK.start_from(small_config(training={"learning_rate": 1e-9}), tmp_path)
-    TASK.check(config, data, 0)
-    second = TASK.fit(config, data, Unit(0), [], None, lambda *args: None)
-    start, end = load_run(tmp_path).network, second.network
-    for (name, before), after in zip(start.named_parameters(), end.parameters(), strict=True):
-        assert (after - before).abs().max() < 1e-6, name
-
-
-def test_data_that_has_changed_is_refused_by_a_worker(tmp_path):
-    cut = {"train_classes": 6, "validation_classes": 3, "class_order": "drawn"}
-    config = small_config(data=str(write_folder(tmp_path / "bars")), **cut)
-    data = TASK.load(config)
-    assert TASK.identity(TASK.open(config, data.digest)) == TASK.identity(data)
-    with pytest.raises(RecordError, match="bars"):
-        TASK.open(config, "other")
-
-
 def test_settings_hold_no_places(data):
     settings = TASK.settings(small_config(data_root="/somewhere", data="/here/stripes"), data)
     assert (settings["data"], settings["data_digest"]) == ("stripes", "digest 0")
-    assert settings["pictures"] == {"train": 48, "validation": 48, "test": 48}
+    assert settings["images"] == {"train": 48, "validation": 48, "test": 48}
     assert not {"data_root", "download"} & settings.keys()
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from powerpool.data import EpisodeError, ImageBank
-from powerpool.errors import ArgumentError, NotFiniteError
+from powerpool.errors import NotFiniteError
 from powerpool.runs.checkpoint import load_state, save_state
 from powerpool.tasks.fewshot.training import (
     TEST_SEED,
@@ -134,12 +134,6 @@ def test_a_diverging_training_stops_with_advice(data, monkeypatch):
     assert all(torch.equal(*pair) for pair in zip(before, training.network.parameters(), strict=True))
 
 
-def test_training_episodes_may_have_another_form_than_test_episodes(data):
-    training = make(data, training={"way": 3, "shot": 2})
-    assert (training.episodes.way, training.episodes.shot) == (3, 2)
-    training.run()
-
-
 def test_test_episodes_are_the_same_for_every_method_and_seed(data):
     configs = [small_config(method, seed=seed).test for method, seed in (("RelationNet", 0), ("SoSN(x)", 1))]
     one, two = (draw_episodes(data["test"], config, 4)[3] for config in configs)
@@ -178,13 +172,6 @@ def test_transductive_scores_use_the_statistics_of_the_episode_and_keep_none(dat
     with torch.no_grad():
         scores, targets = score_queries(network, data["test"], episodes[0])
     assert float(network.loss(scores, targets)) == pytest.approx(transductive.loss)
-
-
-def test_a_missing_device_is_refused(data):
-    if torch.cuda.is_available():
-        pytest.skip("this machine has CUDA")
-    with pytest.raises(ArgumentError, match="cuda"):
-        make(data, training={"device": "cuda"})
 
 
 # ---- which images are used -------------------------------------------------------------------------------------------

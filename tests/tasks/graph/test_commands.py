@@ -16,7 +16,6 @@ import torch
 
 from powerpool.cli.main import main
 from powerpool.data import load_graphs, stratified_folds
-from powerpool.files import locked
 from powerpool.runs.record import RunRecord
 from powerpool.tasks.graph.inference import load_run
 from powerpool.tasks.graph.training import Training
@@ -149,14 +148,6 @@ def test_changed_data_is_neither_resumed_nor_evaluated(tmp_path, capsys):
     assert "OWN has changed" in refusal(capsys, "evaluate", "graph", "--run", tmp_path / "run")
 
 
-def test_names_with_brackets_are_printed_as_they_are(tmp_path, own, capsys):
-    folder = tmp_path / "[red]" / "x[" / "bold]"
-    assert train(folder, "--data", own, "--model.method", "GIN0", "--training.epochs", "1") == 0
-    assert f"{folder}." in capsys.readouterr().out
-    assert run("evaluate", "graph", "--run", folder) == 0
-    assert "[red]" in capsys.readouterr().out.replace("\n", "")
-
-
 def test_a_finished_run_is_neither_repeated_nor_overwritten_unless_asked(tmp_path, own, capsys):
     folder, words = tmp_path / "run", ["--data", own, "--model.method", "GIN0"]
     assert train(folder, *words) == 0
@@ -250,11 +241,6 @@ def test_an_impossible_training_is_refused_in_one_line(tmp_path, capsys, monkeyp
     assert not (tmp_path / "run" / "model.json").exists()
 
 
-def test_a_locked_folder_is_refused(tmp_path, own, capsys):
-    with locked(tmp_path):
-        assert "Another process" in refusal(capsys, "train", "graph", *SMALL, "--data", own, "--out", tmp_path)
-
-
 def test_evaluate_and_predict_refuse_graphs_that_do_not_fit(trained, tmp_path, capsys):
     label = write_own_set(tmp_path / "LABEL", [Graph([2, 4], [(0, 1)], 7)])
     target = write_own_set(tmp_path / "TARGET", [Graph([2, 5], [(0, 1)], 8)])
@@ -266,12 +252,3 @@ def test_evaluate_and_predict_refuse_graphs_that_do_not_fit(trained, tmp_path, c
     assert "graph_labels" in refusal(capsys, "evaluate", "graph", "--run", trained, "--data", bare)
     words = ["predict", "graph", "--run", trained, "--data", bare, "--out", tmp_path / "found.txt"]
     assert ".csv or .json" in refusal(capsys, *words)
-
-
-def test_graphs_without_node_labels_get_degree_features(tmp_path, capsys):
-    data = write_own_set(tmp_path / "PLAIN", without="node_labels", name="PLAIN")
-    assert train(tmp_path / "run", "--data", data, "--model.method", "SOP") == 0
-    assert load_run(tmp_path / "run").features.kind == "degree"
-    capsys.readouterr()
-    assert run("predict", "graph", "--run", tmp_path / "run", "--data", data) == 0
-    assert len(rows(capsys.readouterr().out)) == 24

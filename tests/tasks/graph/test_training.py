@@ -94,14 +94,6 @@ def test_the_first_epoch_with_the_lowest_validation_loss_is_selected(graphs, mon
     assert_equal_states(training.best.weights, weights[expected - 1])
 
 
-def test_without_validation_graphs_nothing_is_selected(graphs):
-    training = Training(ModelConfig("GIN0", hidden=4, layers=1), TrainingConfig(epochs=2), graphs, torch.arange(50))
-    training.run()
-    assert training.best is None
-    assert training.curves.validation_loss == []
-    assert len(training.curves.train_loss) == 2
-
-
 def test_the_learning_rate_falls_in_steps(graphs):
     training = make(graphs, method="GIN0", learning_rate=0.02, decay_every=2, decay_factor=0.1, epochs=5)
     rates = []

@@ -77,7 +77,7 @@ class FewShotTask(Task[FewShotConfig, FewShotSet, Training, TrainedModel]):
 
     def settings(self, config: FewShotConfig, data: FewShotSet) -> dict[str, Json]:
         counts = {name: len(bank) for name, bank in data.splits.items()}
-        return {**super().settings(config, data), "pictures": counts}
+        return {**super().settings(config, data), "images": counts}
 
     def data_remarks(self, data: FewShotSet) -> list[str]:
         return describe_skipped(data)
