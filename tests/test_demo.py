@@ -34,8 +34,8 @@ from powerpool.runs.record import RunRecord
 from powerpool.tasks.fewshot.config import FewShotConfig
 from powerpool.tasks.graph.config import GraphConfig
 from powerpool.tasks.vision.config import VisionConfig
-from tests.runs.threads import Threads
 from tests.report.samples import graph_run as made_up
+from tests.runs.threads import Threads
 from tests.tasks.vision.samples import use_tiny
 
 CONFIGS = {"graph": GraphConfig, "vision": VisionConfig, "fewshot": FewShotConfig}
