@@ -26,6 +26,15 @@ from powerpool.runs.typed import Json
 PAGES = ("README.md", "report.html")
 SHORT_NAMES = ("validation-only", "frozen")
 """Protocols that the names of record files leave out."""
+PLOTS = {
+    "values": ("{metric} of every method", plots.draw_values),
+    "curves": ("Training curves", plots.draw_curves),
+    "episodes": ("Accuracy in test episodes", plots.draw_episodes),
+    "confusion": ("Confusion matrices", plots.draw_confusions),
+    "spectra": ("Spectra before and after power normalization", plots.draw_spectra),
+}
+"""Titles of the plots, and the functions that draw them."""
+HEADINGS = {"curves": "Training curves", "episodes": "Test episodes", "confusion": "Confusion", "spectra": "Spectra"}
 HINT = f"Make some with {' or '.join(f'`powerpool reproduce {task}`' for task in BASELINES)}, or name another folder."
 
 
@@ -240,14 +249,8 @@ def write_report(
 def draw_plots(group: Group, folder: Path, stem: str) -> dict[str, Plot]:
     """Draw all plots of a group, and return them by name."""
     found: dict[str, Plot] = {}
-    for name, title, draw in (
-        ("values", f"{group.metric} of every method", plots.draw_values),
-        ("curves", "Training curves", plots.draw_curves),
-        ("episodes", "Accuracy in test episodes", plots.draw_episodes),
-        ("confusion", "Confusion matrices", plots.draw_confusions),
-        ("spectra", "Spectra before and after power normalization", plots.draw_spectra),
-    ):
-        plot = Plot(f"{title}: {group.title}", folder / f"{name}-{stem}.svg")
+    for name, (title, draw) in PLOTS.items():
+        plot = Plot(f"{title.format(metric=group.metric)}: {group.title}", folder / f"{name}-{stem}.svg")
         if draw(group, plot.path) is not False:
             found[name] = plot
     return found
@@ -265,11 +268,6 @@ def _name_groups(groups: Sequence[Group]) -> list[str]:
 
 
 def _make_section(group: Group, stem: str, drawn: dict[str, Plot]) -> Section:
-    parts = list(_make_parts(group, drawn))
-    return Section(group, f"table-{stem}", _list_facts(group), make_table(group), drawn.get("values"), parts)
-
-
-def _list_facts(group: Group) -> list[tuple[str, str]]:
     facts = {
         "Protocol": describe_protocol(group),
         "Test": describe_test(group),
@@ -277,19 +275,17 @@ def _list_facts(group: Group) -> list[tuple[str, str]]:
         "Values": group.metric,
         "Paper": f"for {group.paper_setup}" if group.paper_setup else None,
     }
-    return [(name, text) for name, text in facts.items() if text is not None]
+    known = [(name, text) for name, text in facts.items() if text is not None]
+    return Section(group, f"table-{stem}", known, make_table(group), drawn.get("values"), [*_make_parts(group, drawn)])
 
 
 def _make_parts(group: Group, drawn: dict[str, Plot]) -> Iterator[Part]:
     table = make_pretraining_table(group)
     if table is not None:
         yield Part("Pre-training", "pretraining", table=table)
-    for name, heading in (("curves", "Training curves"), ("episodes", "Test episodes"), ("confusion", "Confusion")):
+    for name, heading in HEADINGS.items():
         if name in drawn:
             yield Part(heading, name, drawn[name])
-    shown = plots.choose_confusions(group)
-    if shown and "confusion" not in drawn:  # too many classes to draw
-        headings = ("true", "predicted", *(record.method for record in shown))
-        yield Part("Most frequent mistakes", "mistakes", table=Table(headings, frequent_mistakes(shown)))
-    if "spectra" in drawn:
-        yield Part("Spectra", "spectra", drawn["spectra"])
+        elif name == "confusion" and (shown := plots.choose_confusions(group)):  # too many classes to draw
+            headings = ("true", "predicted", *(record.method for record in shown))
+            yield Part("Most frequent mistakes", "mistakes", table=Table(headings, frequent_mistakes(shown)))
