@@ -138,18 +138,13 @@ def is_current(folder: Path) -> bool:
 
 
 def _find_records(folder: Path) -> list[Path]:
-    return [
-        path
-        for path in sorted(folder.rglob("*.json"))
-        if not any(part.startswith(".") for part in path.relative_to(folder).parts)
-        and path.name != RECORD
-        and _has_schema(path)
-    ]
-
-
-def _has_schema(path: Path) -> bool:
-    data = read_json(path)
-    return isinstance(data, dict) and isinstance(data.get("schema"), int)  # records of bench have a string there
+    found = []
+    for path in sorted(folder.rglob("*.json")):
+        is_hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
+        data = None if is_hidden or path.name == RECORD else read_json(path)
+        if isinstance(data, dict) and isinstance(data.get("schema"), int):  # records of bench have a string there
+            found.append(path)
+    return found
 
 
 def _as_json(records: Sequence[RunRecord], written: Sequence[Path], folder: Path) -> dict[str, Json]:
@@ -202,13 +197,7 @@ class Section:
         return [record.method for record in self.group.records if record.environment.quick]
 
 
-def write_report(
-    records: Sequence[RunRecord],
-    folder: str | Path,
-    *,
-    baseline: str | None = None,
-    order: Sequence[str] | None = None,
-) -> list[Path]:
+def write_report(records: Sequence[RunRecord], folder: str | Path) -> list[Path]:
     """Write README.md, report.html and the plots into a folder, and return their paths in that order.
 
     The same records give the same files, in whatever order they come.
@@ -216,14 +205,12 @@ def write_report(
     Args:
         records: at most one for each data set, protocol, backbone and method.
         folder: is created if it is missing.
-        baseline: the method that the others are compared with; default: that of the task.
-        order: of the methods in tables and plots; default: that of the task. Other methods follow by name.
     """
     if not records:
         raise RecordError(f"A report needs records (got none). {HINT}")
     for record in records:  # before anything is written
         check_record(record)
-    groups = group_records(records, baseline, order)
+    groups = group_records(records)
     folder = Path(folder)
     make_folder(folder)
     stems = _name_groups(groups)
