@@ -14,9 +14,9 @@ from pathlib import Path
 from powerpool.bench.findings import find_losses
 from powerpool.bench.record import BenchRecord, Measured, load
 from powerpool.bench.tables import summary_table
-from powerpool.report.comparison import Comparison, compare_records
 from powerpool.report.document import escaped
 from powerpool.report.groups import Group, Row, group_records
+from powerpool.report.results import Comparison, compare_records
 from powerpool.report.tables import MISSING, format_p, format_signed, make_pretraining_table, make_table
 from powerpool.report.write import read_records
 from powerpool.tasks.methods import VISION_METHODS

@@ -1,11 +1,20 @@
-"""Features and models that several tests share."""
+"""Features, models and run folders that several tests share."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import torch
 from torch import nn
 
 import powerpool as pp
+from powerpool.data import load_graphs
+from powerpool.runs.folder import open_run, save_model
+from powerpool.tasks.graph.config import ModelConfig
+from powerpool.tasks.graph.inference import ModelSpec
+from powerpool.tasks.graph.model import GraphClassifier
+from powerpool.tasks.graph.options import RunConfig
+from powerpool.tasks.graph.task import TASK
 
 
 def make_features(samples: int = 4, channels: int = 6, locations: int = 30, seed: int = 0) -> torch.Tensor:
@@ -29,3 +38,15 @@ def make_loader(batches: int = 3, size: int = 4) -> list[tuple[torch.Tensor, tor
     """Batches of images and labels."""
     generator = torch.Generator().manual_seed(1)
     return [(torch.rand(size, 3, 9, 8, generator=generator), torch.zeros(size)) for _ in range(batches)]
+
+
+def write_run(folder: Path, method: str) -> Path:
+    """A run folder of a graph model that was not trained."""
+    graphs = load_graphs("MUTAG")
+    config = RunConfig(folds=3, model=ModelConfig(method, hidden=6, layers=1))
+    open_run(folder, config, TASK.identity(graphs), task="graph")
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        network = GraphClassifier(config.model, graphs.channels, len(graphs.classes))
+    save_model(folder, "graph", ModelSpec(config.model, graphs.features, graphs.classes), network.state_dict())
+    return folder

@@ -1,16 +1,20 @@
-"""``powerpool inspect`` on the command line."""
+"""``powerpool inspect`` and ``powerpool explore``."""
 
 from __future__ import annotations
 
+import html
 import json
+import re
+import sys
+from pathlib import Path
 
 import pytest
 
-from powerpool.analysis import result
+from powerpool.analysis import command, inspect_features, result
+from powerpool.analysis.command import ExploreOptions
 from powerpool.cli.main import main
-from tests.analysis.test_runs import graph, write_run
-
-__all__ = ["graph"]  # a fixture
+from powerpool.errors import ArgumentError, RecordError
+from tests.analysis.samples import make_features
 
 
 @pytest.fixture(autouse=True)
@@ -40,14 +44,9 @@ def test_json(graph, capsys):
     assert printed["inspection"] == json.loads((graph / "inspect" / "inspection.json").read_text())
 
 
-def test_first_order_model(tmp_path, capsys):
-    assert run("inspect", write_run(tmp_path / "run", "GIN0"), "--samples", 3) == 0
-    assert "first-order" in capsys.readouterr().out
-
-
 def test_help_lists_the_options_of_samples(capsys):
-    for command, samples in (("inspect", 200), ("explore", 100)):
-        assert run(command, "--help") == 0
+    for name, samples in (("inspect", 200), ("explore", 100)):
+        assert run(name, "--help") == 0
         printed = " ".join(capsys.readouterr().out.split())
         for expected in ("--run", "--split", "--seed", f"default: {samples})"):
             assert expected in printed
@@ -60,3 +59,56 @@ def test_errors_are_one_line(tmp_path, capsys):
     assert printed.count("\n") == 1
     assert run("inspect", "--run", tmp_path, "--samples", 0) == 2
     assert "samples" in capsys.readouterr().err
+
+
+# ---- the explorer ----------------------------------------------------------------------------------------------------
+
+
+def test_explorer_is_written(tmp_path, capsys):
+    out = tmp_path / "new folder" / "page.html"
+    command.explore(ExploreOptions(out=out))
+    assert out.read_text(encoding="utf-8").startswith("<!doctype html>")
+    assert [file.name for file in out.parent.iterdir()] == ["page.html"]
+    assert out.as_uri() in capsys.readouterr().out
+
+
+def test_explorer_with_a_run(tmp_path, monkeypatch):
+    given, inspection = [], inspect_features(make_features())
+    monkeypatch.setattr(command, "inspect_with_progress", lambda *arguments: given.append(arguments) or inspection)
+    options = ExploreOptions(out=tmp_path / "page.html", run="runs/one", samples=7, split="test")
+    command.explore(options)
+    assert given == [("runs/one", options)]
+    assert html.escape(inspection.headline()) in (tmp_path / "page.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"out": Path("page.txt")}, ".html"),
+        ({"samples": 0}, "samples"),
+        ({"data": "MUTAG"}, "--run"),
+        ({"split": "test"}, "--run"),
+    ],
+)
+def test_bad_options_of_the_explorer(options, message):
+    with pytest.raises(ArgumentError, match=re.escape(message)):
+        ExploreOptions(**options)
+
+
+def test_missing_plotly_is_found_before_the_work(tmp_path, monkeypatch):
+    monkeypatch.setattr(command, "inspect_with_progress", lambda *_: pytest.fail("the work began"))
+    for name in ("plotly", "plotly.offline"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(ModuleNotFoundError, match="plotly"):
+        command.explore(ExploreOptions(out=tmp_path / "page.html", run="runs/one"))
+
+
+def test_failed_command_leaves_the_old_page(tmp_path):
+    out = tmp_path / "page.html"
+    out.write_text("old", encoding="utf-8")
+    with pytest.raises(RecordError, match="none"):
+        command.explore(ExploreOptions(out=out, run=str(tmp_path / "none")))
+    assert out.read_text(encoding="utf-8") == "old"
+    (tmp_path / "folder.html").mkdir()
+    with pytest.raises(RecordError, match=r"folder\.html"):
+        command.explore(ExploreOptions(out=tmp_path / "folder.html"))

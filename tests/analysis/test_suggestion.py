@@ -114,21 +114,6 @@ def test_order_does_not_matter_and_all_parameters_are_valid(values, random):
         assert one.of(curve) <= high * (1 + 1e-9)
 
 
-def test_maxexp_reduces_the_spread_of_leading_eigenvalues():
-    spectrum = 1 / torch.arange(1, 41, dtype=torch.float64)
-    found = suggest((spectrum / spectrum.sum())[None], torch.ones(1))
-    assert found.spread_after < found.spread_before
-    p = spectrum / spectrum.sum()
-    leading = 1 - (1 - p[: int(found.eta)]) ** found.eta
-    assert found.spread_after == pytest.approx((leading.std(correction=0) / leading.mean()).item())
-
-
-def test_reason_names_the_effective_rank():
-    assert "spectrum is 8.0" in suggest(even(8), torch.ones(3)).reason
-    assert "diagonal is 8.0" in suggest(even(8), torch.ones(3), "elementwise").reason
-    assert "1.0" in suggest(even(1), torch.ones(3)).reason
-
-
 def test_old_names_of_fields_warn():
     found = suggest(even(8), torch.full((3,), 2.0))
     with pytest.warns(DeprecationWarning, match="sigme_eta"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
+from html.parser import HTMLParser
 from typing import Any
 
 from powerpool.runs.environment import Environment
@@ -191,3 +192,26 @@ def full_report() -> list[RunRecord]:
         *(full_graph_run(method, seed, many, data="FLOWERS") for seed, method in enumerate(methods)),
         *(episode_run(name, draw_right(0.6, seed), result=extra) for seed, name in enumerate(episode_methods)),
     ]
+
+
+class Page(HTMLParser):
+    """Tags, texts and images of a page."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.texts: list[str] = []
+        self.images: list[str] = []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        if tag == "img":
+            self.images.append(dict(attrs)["src"] or "")
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append(data)
+
+    def handle_comment(self, data: str) -> None:
+        raise AssertionError(f"a comment: {data}")

@@ -14,6 +14,7 @@ from browser import Browser, Page
 from powerpool.report.write import write_report
 from tests.report.samples import full_report
 
+PUBLISHED = sorted(Path(__file__).parents[2].glob("results/*/report.html"))
 SECTIONS = {"Training curves", "Test episodes", "Confusion", "Spectra", "Pre-training", "Settings", "How to reproduce"}
 CONTRAST = """
 (() => {
@@ -123,3 +124,15 @@ def test_injected_script_does_not_run(browser: Browser, report: Path, tmp_path: 
         page.settle()
         assert page.evaluate("typeof window.hacked") == "undefined"
         assert len(page.complaints()) >= 2  # the browser reports what it refused
+
+
+@pytest.mark.parametrize("published", PUBLISHED, ids=lambda path: path.parent.name)
+def test_published_reports_show_their_tables_and_images(browser: Browser, published: Path) -> None:
+    with browser.open(published) as page:
+        assert page.complaints() == []
+        assert page.requests() == []
+        assert page.evaluate("document.querySelectorAll('table td').length") > 10
+        widths = page.evaluate("[...document.images].map((image) => image.complete && image.naturalWidth)")
+        assert widths
+        assert all(widths)
+        assert page.evaluate("document.documentElement.scrollWidth") <= 1400

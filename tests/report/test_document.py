@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,7 @@ from markdown_it import MarkdownIt
 
 from powerpool.report.document import Bold, Table, escaped
 from powerpool.report.write import write_report
-from tests.report.samples import ENVIRONMENT, confusion, graph_run
+from tests.report.samples import ENVIRONMENT, Page, confusion, graph_run
 
 READER = MarkdownIt("commonmark").enable(["table", "strikethrough"])
 """An independent reader of Markdown, which reads it as GitHub does."""
@@ -25,26 +24,6 @@ hostile = st.lists(st.sampled_from(PIECES) | st.text(max_size=3), min_size=1, ma
 # XML and HTML do not have these characters.
 hostile = hostile.map(lambda text: re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]", "", text))
 hostile = hostile.filter(lambda text: text.strip() != "")
-
-
-class Page(HTMLParser):
-    """Tags, and all text that is shown."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.tags: list[str] = []
-        self.texts: list[str] = []
-        self.feed(text)
-        self.close()
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-
-    def handle_data(self, data: str) -> None:
-        self.texts.append(data)
-
-    def handle_comment(self, data: str) -> None:
-        raise AssertionError(f"a comment: {data}")
 
 
 @settings(max_examples=200)

@@ -17,13 +17,8 @@ ORIGINAL = Path(__file__).parents[3] / "shared" / "paper" / "results.yaml"
     "data, method, protocol, mean, std",
     [
         ("MUTAG", "GIN0", "validation-only", 86.1, 5.8),
-        ("MUTAG", "SOP+SpecMaxExpF", "validation-only", 88.9, 5.8),
-        ("PROTEINS", "SOP+SpecMaxExp", "validation-only", 76.8, 2.9),
-        ("NCI1", "GIN0", "retrain", 82.1, 1.8),
         ("COLLAB", "SOP+NewtonSchulz", "retrain", 81.2, 8.9),
-        ("PTC", "SOP+SpecGamma", "validation-only", 61.5, 3.8),
         ("PTC_MR", "SOP+SpecGamma", "validation-only", 61.5, 3.8),  # the name in the TU collection
-        ("PTC_MR", "GIN0", "retrain", 66.1, 6.7),
     ],
 )
 def test_figures_of_graphs(data: str, method: str, protocol: str, mean: float, std: float) -> None:
@@ -34,14 +29,9 @@ def test_figures_of_graphs(data: str, method: str, protocol: str, mean: float, s
     "task, data, method, protocol",
     [
         ("graph", "MUTAG", "GIN0+Sum", "validation-only"),
-        ("graph", "MUTAG", "SOP+SpecHDP", "retrain"),
-        ("graph", "COLLAB", "GIN0", "validation-only"),
         ("graph", "ENZYMES", "GIN0", "validation-only"),
-        ("graph", "MUTAG", "GIN0", "leave-one-out"),
-        ("vision", "MUTAG", "GIN0", "validation-only"),
         ("vision", "flower102", "SOP+NewtonSchulz", "frozen"),
         ("vision", "flower102", "resnet50", "frozen"),
-        ("vision", "cub200", "SOP", "frozen"),
         ("few-shot", "flower102", "RelationNet", "frozen"),
     ],
 )
@@ -56,15 +46,9 @@ def test_figures_that_the_paper_does_not_report(task: str, data: str, method: st
         ("flower102", "Baseline", "alexnet", Figure(82.0)),
         ("flower102", "SOP+SC+SpecMaxExpF", "efficientnet-lite0", Figure(97.62)),  # those of ResNet-50
         ("flower102", "SOP+SC+SpecMaxExpF", "alexnet", None),
-        ("flower102", "SOP", None, Figure(94.7)),
-        ("mit67", "SOP+SigmE", "alexnet", Figure(85.6)),
-        ("food101", "Baseline", None, Figure(81.9)),
-        ("fmd", "SOP+SC+AsinhE", None, Figure(85.0)),
         ("imagenet2012", "Baseline", None, Figure(75.0, top5=91.9)),
         ("imagenet", "SOP+SC+SpecMaxExpF", "resnet50", Figure(77.95, top5=93.96)),
         ("imagenet", "SOP+NewtonSchulz", None, Figure(77.86, top5=93.78)),
-        ("imagenet", "MPN-COV", None, Figure(77.27, top5=93.46)),
-        ("imagenet", "ResNet-50", None, Figure(75.3, top5=92.2)),
     ],
 )
 def test_figures_of_images(data: str, method: str, backbone: str | None, figure: Figure | None) -> None:
@@ -77,15 +61,11 @@ def test_figures_of_images(data: str, method: str, backbone: str | None, figure:
     [
         ("alexnet", "alexnet"),
         ("torchvision:alexnet", "alexnet"),
-        ("resnet50", "resnet50"),
         ("timm:resnet50.a1_in1k", "resnet50"),
         ("hf:microsoft/resnet-50", "resnet50"),
         ("hf:/home/me/ResNet-50", "resnet50"),
         ("timm:resnet50d", None),
-        ("timm:wide_resnet50_2", None),
-        ("resnet500", None),
         ("hf:me/alexnet-like", None),
-        ("efficientnet-lite0", None),
         (None, None),
     ],
 )
@@ -102,33 +82,18 @@ def test_networks_by_the_names_of_collections(backbone: str | None, expected: st
         ("miniimagenet100", "SoSN(x+L)+SigmE", "5-way-5-shot", 84, Figure(70.94, half=0.6)),
         ("miniimagenet", "SoSN(x+L)+Pretr+SC+SigmE", "5-way-1-shot", 224, Figure(60.51, half=0.5)),
         ("miniimagenet", "RelationNet", "5-way-1-shot", 224, None),
-        ("miniimagenet", "RelationNet", "5-way-1-shot", None, None),
         ("miniimagenet", "RelationNet", "20-way-1-shot", 84, None),
-        ("miniimagenet", "RelationNet", "5-way-10-shot", 84, None),
-        ("miniimagenet", "RelationNet", "frozen", 84, None),
         ("flower102", "SoSN(x+L)+SigmE", "5-way-5-shot", 84, Figure(88.6, half=0.53)),
         ("flower102", "SoSN(x)+SigmE", "5-way-1-shot", 84, Figure(77.62, half=0.88)),
         ("flower102", "SoSN(x)+SigmE", "5-way-5-shot", 84, None),  # x and x+L differ with five images
-        ("food101", "SoSN(x+L)+Pretr+SC+SpecMaxExpF", "5-way-1-shot", 224, Figure(45.21, half=0.62)),
         ("open_mic-p1-to-p2", "RelationNet", "5-way-1-shot", 84, Figure(55.45)),
         ("open_mic-p4-to-p3", "SoSN(x)", "20-way-1-shot", 84, Figure(45.31)),
         ("open_mic-p1-to-p2", "SoSN(x)+SigmE", "20-way-1-shot", 224, Figure(53.84)),
-        ("open_mic-p1-to-p2", "SoSN(x)+SigmE", "90-way-1-shot", 84, None),
         ("open_mic-p1-to-p2", "RelationNet", "5-way-5-shot", 84, None),
-        ("open_mic-p1-to-p2", "RelationNet", "5-way-1-shot", 28, None),
-        ("open_mic-p1-to-p2", "RelationNet", "5-way-1-shot", 224, None),
-        ("open_mic-p1-to-p2", "RelationNet", "5-way-1-shot", None, None),
         ("open_mic-shn", "RelationNet", "5-way-1-shot", 84, None),  # the second protocol has no table
-        ("open_mic-shn", "SoSN(x)+SigmE", "20-way-1-shot", 224, None),
-        ("open_mic-p1-to-p2-mine", "RelationNet", "5-way-1-shot", 84, None),
-        ("open_mic", "RelationNet", "5-way-1-shot", 84, None),  # of which protocol?
-        ("miniimagenet", "SoSN(x)+SigmE", "5-way-1-shot", 28, None),
         ("miniimagenet_84", "RelationNet", "5-way-1-shot", 84, None),  # a key of the file, not a data set
         ("flower102", "SoSN(x)+SigmE", "5-way-1-shot", 224, Figure(77.62, half=0.88)),
-        ("flower102", "SoSN(x)+SigmE", "5-way-1-shot", 28, None),
-        ("food101", "RelationNet", "5-way-1-shot", None, None),
         ("miniimagenet", "RelationNet", "5-way-1-shot-transductive", 84, Figure(50.44, half=0.8)),
-        ("miniimagenet", "RelationNet", "5-way-1-shot-drawn", 84, None),
         ("omniglot", "RelationNet", "5-way-1-shot", 28, None),
     ],
 )
@@ -141,14 +106,6 @@ def test_open_mic_by_pairs_of_parts() -> None:
     assert len(pairs) == 12
     assert {set_of_paper(pair) for pair in pairs} == {"open_mic"}
     assert {set_of_paper(f"open_mic-{exhibition}") for exhibition in EXHIBITIONS} == {None}
-
-
-def test_sections_of_the_file() -> None:
-    found = figures()
-    assert found["image_classification"]["flower102"]["resnet50"]["SOP+SC+SpecMaxExpF"] == 97.62
-    assert found["image_classification"]["imagenet2012"]["SOP+SC+SpecMaxExpF"] == [22.05, 6.04]
-    assert found["few_shot"]["miniimagenet_84"]["SoSN(x+L)+SC+SigmE"] == [[55.36, 0.7], [71.23, 0.6]]
-    assert found["few_shot"]["open_mic"]["SoSN+SigmE@224"] == [74.43, 53.84]
 
 
 def test_numbers_of_the_original_file() -> None:

@@ -14,8 +14,7 @@ import pytest
 import torch
 
 from powerpool import files as records
-from powerpool.analysis import command as inspect_command
-from powerpool.analysis.explorer import command as explore_command
+from powerpool.analysis import command as analysis
 from powerpool.cli.main import main
 from powerpool.data import Limits, load_graphs, load_images, store
 from powerpool.errors import PowerPoolError, RecordError
@@ -165,8 +164,8 @@ def test_a_place_is_tried_without_a_trace(tmp_path: Path, monkeypatch: pytest.Mo
         (graph, graph.EvaluateOptions(run="r"), ["load_run", "read_recipe"]),
         (vision, vision.EvaluateOptions(run="r"), ["load_run"]),
         (fewshot, fewshot.EvaluateOptions(run="r"), ["load_run"]),
-        (inspect_command, inspect_command.InspectOptions(run="r"), ["inspect_with_progress"]),
-        (explore_command, explore_command.ExploreOptions(run="r"), ["inspect_with_progress"]),
+        (analysis, analysis.InspectOptions(run="r"), ["inspect_with_progress"]),
+        (analysis, analysis.ExploreOptions(run="r"), ["inspect_with_progress"]),
     ],
     ids=["graph", "vision", "fewshot", "inspect", "explore"],
 )
@@ -178,7 +177,8 @@ def test_an_unwritable_place_is_found_before_the_work(
         monkeypatch.setattr(module, step, lambda *_, **__: None)
     monkeypatch.setattr("tempfile.TemporaryFile", denied)
     monkeypatch.chdir(tmp_path)
-    work = module.run if module in (inspect_command, explore_command) else module.evaluate
+    names = {analysis.InspectOptions: "inspect", analysis.ExploreOptions: "explore"}
+    work = getattr(module, names.get(type(options), "evaluate"))
     with pytest.raises(RecordError, match=r"Permission denied\. Choose another place with --out\."):
         work(options)
 

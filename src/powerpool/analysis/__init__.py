@@ -8,10 +8,9 @@ Example:
     True
 """
 
-from powerpool.analysis.gather import Gathering, inspect_features
+from powerpool.analysis.gather import Gathering, inspect_features, inspect_run
 from powerpool.analysis.models import inspect_model
 from powerpool.analysis.result import Inspection, Side
-from powerpool.analysis.runs import inspect_run
 from powerpool.analysis.suggestion import Suggestion, suggest
 from powerpool.tasks.pooling import FeatureSet, Samples
 

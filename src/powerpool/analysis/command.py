@@ -1,13 +1,15 @@
-"""``powerpool inspect --run RUN``: tables and plots of the features that a trained model pools."""
+"""``powerpool inspect`` and ``powerpool explore``: the features that a trained model pools, as tables and as a page."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from powerpool.analysis.explorer import spectra_of, write_page
+from powerpool.analysis.gather import inspect_source, open_source
 from powerpool.analysis.result import Inspection
-from powerpool.analysis.runs import inspect_source, open_source
 from powerpool.console import Bars, cell, console, emit, print_line
+from powerpool.errors import ArgumentError
 from powerpool.runs.folder import require_output
 from powerpool.tasks.pooling import Samples
 
@@ -25,15 +27,47 @@ class InspectOptions(Samples):
     out: str | None = None
 
 
-def run(options: InspectOptions) -> None:
+@dataclass(frozen=True)
+class ExploreOptions(Samples):
+    """Write a page for the browser that shows what the parameters of curves do to a spectrum. It works offline.
+
+    Args:
+        out: the file to write; its name ends in .html
+        run: run folder of 'powerpool train'; the page shows its spectra beside Beta distributions
+    """
+
+    out: Path = Path("explore.html")
+    run: str | None = None
+    samples: int = field(default=100, kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.out.suffix.lower() not in (".html", ".htm"):
+            raise ArgumentError(f"out must be a file name that ends in .html (got {str(self.out)!r}).")
+        if self.run is None and (self.data is not None or self.data_root is not None or self.split != "train"):
+            raise ArgumentError("data, data_root and split need a run: name it with --run.")
+
+
+def inspect(options: InspectOptions) -> None:
     """Print the tables and the advice, and write them with the plots."""
     folder = Path(options.out or Path(options.run, "inspect"))
     require_output(folder / "inspection.json")
     found = inspect_with_progress(options.run, options)
-    show(found)
+    _show(found)
     files = found.write(folder)
     print_line(f"written: {folder}: {', '.join(file.name for file in files)}")
     emit({"folder": folder, "inspection": found.to_dict()})
+
+
+def explore(options: ExploreOptions) -> None:
+    """Write the page."""
+    import plotly.offline  # noqa: F401  # fails before the work if it is missing
+
+    require_output(options.out)
+    spectra = None if options.run is None else spectra_of(inspect_with_progress(options.run, options))
+    write_page(options.out, spectra)
+    print_line(f"written: {options.out}. Open it in a browser: {options.out.resolve().as_uri()}")
+    emit({"page": options.out, "run": options.run, "samples": 0 if spectra is None else len(spectra.spectra)})
 
 
 def inspect_with_progress(folder: str, which: Samples) -> Inspection:
@@ -44,21 +78,19 @@ def inspect_with_progress(folder: str, which: Samples) -> Inspection:
         return inspect_source(folder, source, lambda done: bars.update(bar, done))
 
 
-def show(found: Inspection) -> None:
-    """Print an inspection."""
+def _show(found: Inspection) -> None:
     from rich.table import Table
 
     for text in (found.headline(), *found.remarks):
         print_line(text)
-    tables = (
+    for title, headings, rows in (
         ("mean ± standard deviation over samples", ("measure", "before the curve", "after"), found.table()),
         (
             "suggested parameters, and the range to search",
             ("curve", "parameter", "on the spectrum", "entry by entry"),
             found.parameters(),
         ),
-    )
-    for title, headings, rows in tables:
+    ):
         table = Table(title=title)
         for heading in headings:
             table.add_column(heading, justify="left" if heading in ("measure", "curve", "parameter") else "right")

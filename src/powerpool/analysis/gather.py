@@ -1,8 +1,12 @@
-"""Feature sets are added one by one; only their spectra, a few numbers, and sums of matrices are kept."""
+"""Analysis of given features, and of those that the model of a run pools.
+
+Feature sets are added one by one; only their spectra, a few numbers, and sums of matrices are kept.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -13,15 +17,18 @@ from powerpool.analysis.result import Inspection, Side
 from powerpool.analysis.suggestion import Suggestion, suggest
 from powerpool.checks import require_at_least, require_features
 from powerpool.curves import Curve
-from powerpool.errors import ArgumentError, ShapeError, require_choice
+from powerpool.errors import ArgumentError, RecordError, ShapeError, require_choice
 from powerpool.functional import MODES, Mode
 from powerpool.linalg.precision import at_least_float32
+from powerpool.runs.folder import CONFIG, is_data_of, read_task
 from powerpool.solvers import Solver
-from powerpool.tasks.pooling import SAMPLES, FeatureSet, Normalization
+from powerpool.tasks.base import TASKS, get_task
+from powerpool.tasks.pooling import SAMPLES, FeatureSet, FeatureSource, Normalization, Samples
 from powerpool.tasks.spectra import is_silent, shares
 
 FEWEST_ACTIVE = 5
 """Burstiness is reported for features that are active in at least this many samples."""
+DEFAULT = Samples()
 
 
 def inspect_features(
@@ -57,6 +64,42 @@ def inspect_features(
     gathering = Gathering(normalization, max(1, len(sets)))
     gathering.extend(FeatureSet(one, coordinates) for one in sets)
     return gathering.result("the given features")
+
+
+def inspect_run(
+    folder: str | Path, which: Samples = DEFAULT, watch: Callable[[int], None] = lambda done: None
+) -> Inspection:
+    """Analyse the features that the model of a run pools, before and after its normalization.
+
+    Args:
+        folder: the run folder of ``powerpool train``, of any task.
+        which: the samples to use.
+        watch: called with the number of samples that are done.
+    """
+    return inspect_source(folder, open_source(folder, which), watch)
+
+
+def open_source(folder: str | Path, which: Samples = DEFAULT) -> FeatureSource:
+    """Load the model of a run and draw the samples; features are computed later."""
+    task = read_task(folder, TASKS)
+    if which.data is None and not Path(folder, CONFIG).is_file():
+        raise RecordError(f"{folder} contains no {CONFIG}, which names the data of the run. Name data with --data.")
+    return get_task(task).feature_source(Path(folder), which)
+
+
+def inspect_source(folder: str | Path, source: FeatureSource, watch: Callable[[int], None]) -> Inspection:
+    """Compute and analyse the features of a source."""
+    gathering = Gathering(source.normalization, max(1, source.count))
+    with torch.no_grad():
+        for one in source.sets:
+            gathering.add(one)
+            watch(gathering.seen)
+    notes = []
+    if source.data is not None and not is_data_of(folder, source.data.digest):
+        notes.append(
+            f"{source.data.name} has changed since the run was trained, so the splits may contain other samples."
+        )
+    return gathering.result(source.name, notes)
 
 
 class Gathering:
@@ -160,8 +203,7 @@ class _Matrices:
     def __init__(self) -> None:
         self._spectra: list[Tensor] = []
         self._numbers: list[Tensor] = []
-        self._total: Tensor | None = None
-        self._known: Tensor | None = None
+        self._total = self._known = torch.zeros(())
 
     def add(self, matrix: Tensor) -> None:  # shape: (C', C')
         eigenvalues, correlation = torch.linalg.eigvalsh(matrix), correlations(matrix)
@@ -172,14 +214,10 @@ class _Matrices:
         inequality = gini(matrix.diagonal().clamp(min=0))
         self._spectra.append(shares(eigenvalues))
         self._numbers.append(torch.stack([negative, inequality, mean_correlation(correlation)]))
-        known = ~correlation.isnan()
-        filled = torch.where(known, correlation, 0.0)
-        self._total = filled if self._total is None else self._total + filled
-        self._known = known.double() if self._known is None else self._known + known
+        self._total = self._total + correlation.nan_to_num(0.0)
+        self._known = self._known + ~correlation.isnan()
 
     def side(self) -> Side:
-        assert self._total is not None
-        assert self._known is not None
         negative, inequality, correlation = torch.stack(self._numbers).unbind(1)
         return Side(torch.stack(self._spectra), negative, inequality, correlation, self._total / self._known)
 

@@ -95,10 +95,10 @@ def find_pool(model: nn.Module, pool: str | nn.Module | None = None) -> tuple[st
     """Return the name and the module of a pool: the given one, or the only powerpool pool of the model."""
     named = {name or type(module).__name__: module for name, module in model.named_modules()}
     if isinstance(pool, nn.Module):
-        for name, module in named.items():
-            if module is pool:
-                return name, module
-        raise ArgumentError(f"The given pool, {type(pool).__name__}, is not a module of the model.")
+        names = [name for name, module in named.items() if module is pool]
+        if not names:
+            raise ArgumentError(f"The given pool, {type(pool).__name__}, is not a module of the model.")
+        return names[0], pool
     if pool is not None:
         if pool not in named:
             listed = ", ".join(repr(name) for name in list(named)[1:11]) or "none"
@@ -139,15 +139,14 @@ def _relation_sets(
 ) -> Iterator[FeatureSet]:
     """Iterate over the sets that a descriptor makes one matrix of: each query, then the support by its variant."""
     yield from (FeatureSet(one, grid) for one in _flatten_batch(query))
-    if module.variant == "outer":
-        yield from (FeatureSet(one, grid) for one in _flatten_batch(support.mean(-3)))
-    elif module.variant == "outer+L":
-        yield from (FeatureSet(one, grid) for one in _flatten_batch(support))
-    else:
+    if module.variant == "outer+P":
         # All shots of a class are one set, each centred by its own mean.
         centred = center(support, module.beta).transpose(-3, -2).flatten(-2)
         tiled = None if grid is None else grid.repeat(1, support.shape[-3])
         yield from (FeatureSet(one, tiled, is_centred=True) for one in _flatten_batch(centred))
+    else:
+        sets = support.mean(-3) if module.variant == "outer" else support
+        yield from (FeatureSet(one, grid) for one in _flatten_batch(sets))
 
 
 def _plain_sets(module: nn.Module, given: Any) -> Iterator[FeatureSet]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from powerpool.analysis.suggestion import CURVES, Suggestion
 from powerpool.curves import FAHDP, HDP, Curve, MaxExp
 from powerpool.files import write_json, write_text
 from powerpool.functional import Mode
+from powerpool.report.document import Table, escaped
 from powerpool.tasks.pooling import Normalization
 
 COUNTS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
@@ -157,18 +157,19 @@ class Inspection:
         found, curve, current = self.suggestion, self._known_curve, self.normalization.parameter
         known = MaxExp(1.0) if curve is None else curve
         low, high = found.range_of(known)
-        return _render(
-            "advice.txt.j2",
-            curve=None if curve is None else type(curve).__name__,
-            parameter=known.parameter_name,
-            value=_number_text(found.of(known), known),
-            current=None if current is None else f"{current:g}",
-            low=_number_text(low, known),
-            high=_number_text(high, known),
-            is_in_range=current is not None and low <= current <= high,
-            is_identity=_has_no_identity(found, known),
-            reason=found.reason,
-        )
+        value, low_text, high_text = (_number_text(one, known) for one in (found.of(known), low, high))
+        search = f", search {low_text} to {high_text}"
+        if curve is None:
+            text = f"MaxExp with eta {value} on the spectrum{search}"
+        elif _has_no_identity(found, curve):
+            text = f"no curve, as every {curve.parameter_name} of {type(curve).__name__} changes the spectrum"
+        elif current is not None and low <= current <= high:
+            text = f"keep {curve.parameter_name} {current:g} or try {value}{search}"
+        else:
+            instead = "" if current is None else f" instead of {current:g}"
+            text = f"{type(curve).__name__} with {curve.parameter_name} {value}{instead}{search}"
+        caveat = "This is a starting point for a search, not an optimum: no labels are used."
+        return f"Suggestion: {text}. {found.reason} {caveat}"
 
     def to_dict(self) -> dict[str, Any]:
         """Return all numbers as plain values: measures of every sample with their means, and mean spectra."""
@@ -203,15 +204,16 @@ class Inspection:
 
     def markdown(self, pictures: Sequence[Path] = ()) -> str:
         """Return the tables and the advice as a Markdown page, with these plots."""
-        return _render(
-            "inspection.md.j2",
-            headline=self.headline(),
-            notes=self.remarks,
-            measures=self.table(),
-            advice=self.advice(),
-            parameters=self.parameters(),
-            plots=pictures,
-        )
+        parts = [
+            "# Features before and after pooling",
+            escaped(self.headline()),
+            "\n".join(f"- {escaped(note)}" for note in self.remarks),
+            Table(("measure", "before", "after"), self.table()).as_markdown(),
+            escaped(self.advice()),
+            Table(("curve", "parameter", "on the spectrum", "entry by entry"), self.parameters()).as_markdown(),
+            *(f"![{path.stem}]({path.name})" for path in pictures),
+        ]
+        return "\n\n".join(part for part in parts if part) + "\n"
 
     def headline(self) -> str:
         """Return the pool, the samples and the sizes as one line."""
@@ -267,24 +269,6 @@ class Inspection:
             columns[f"{side}, std"] = _plain(found.spectra.std(0, correction=0))
         rows = zip(range(1, self.channels + 1), *columns.values(), strict=True)
         return _to_csv([("eigenvalue", *columns), *rows])
-
-
-def escape_markdown(text: str) -> str:
-    r"""Put a text on one line, with a backslash before what Markdown would read as markup.
-
-    Example:
-        >>> escape_markdown("mean |cosine|\n<b>")
-        'mean \\|cosine\\| \\<b\\>'
-    """
-    return re.sub(r"[\\`*\[\]<>|&~$#]|(?<!\w)_|_(?!\w)", r"\\\g<0>", " ".join(text.split()))
-
-
-def _render(template: str, **values: Any) -> str:
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-
-    environment = Environment(loader=PackageLoader("powerpool.analysis"), undefined=StrictUndefined)
-    environment.filters["md"] = escape_markdown
-    return environment.get_template(template).render(values)
 
 
 def _mean_text(values: Tensor, name: str) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 from powerpool.cli.show import print_table, show_progress, write_answers
 from powerpool.console import emit, output_settings, print_line, print_note
 from powerpool.files import locked, read_json, write_json
-from powerpool.report.confusion import draw_confusion
+from powerpool.report.plots import draw_confusion
 from powerpool.runs.environment import environment
 from powerpool.runs.folder import CHECKPOINTS, EVALUATION, RECORD, open_run, require_output
 from powerpool.runs.record import RunRecord

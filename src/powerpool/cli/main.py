@@ -47,7 +47,7 @@ class Command:
     """Where a command is implemented, which extras it needs, and what it does.
 
     Args:
-        target: module inside powerpool and function, ``report.report:run``
+        target: module inside powerpool and function, ``report.write:run``
         extras: extras of the package that the command needs
         help: one line for the list of commands
         positional: the option that words without a name belong to
@@ -106,9 +106,9 @@ COMMANDS: dict[str, Command] = {
     "evaluate fewshot": _of_task("evaluate", "fewshot", "test a few-shot network in other episodes or on other images"),
     "predict fewshot": _of_task("predict", "fewshot", "classify images by a few examples of each class", "pictures"),
     "reproduce fewshot": _of_task("reproduce", "fewshot", "train and test methods in the same episodes"),
-    "inspect": Command("analysis.command:run", BASIC, "spectra and burstiness of the features that a model pools"),
+    "inspect": Command("analysis.command:inspect", BASIC, "spectra and burstiness of the features that a model pools"),
     "figures": Command("figures.command:run", BASIC, "figures of the paper, from formulas and from records", "names"),
-    "explore": Command("analysis.explorer.command:run", BASIC, "a web page that shows curves and their parameters"),
+    "explore": Command("analysis.command:explore", BASIC, "a web page that shows curves and their parameters"),
     "selfcheck": Command("selfcheck.command:run", BASIC, "check every curve, solver and pool on this machine"),
     "report": Command("report.write:run", GRAPH, "tables and plots of finished runs, next to the figures of the paper"),
 }

@@ -9,9 +9,15 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from powerpool.errors import RecordError
-from powerpool.report.comparison import Comparison, Interval, compare_records, compute_interval
 from powerpool.report.paper import Figure, describe_paper_setup, record_figure, way_and_shot
-from powerpool.report.results import describe_record, get_backbone
+from powerpool.report.results import (
+    Comparison,
+    Interval,
+    compare_records,
+    compute_interval,
+    describe_record,
+    get_backbone,
+)
 from powerpool.runs.record import EpisodeResult, RunRecord, SplitResult
 from powerpool.tasks.methods import METHODS
 
@@ -114,12 +120,6 @@ def group_records(
         if record.method in methods:
             where = describe_record(record) + (f", backbone {key[3]}" if key[3] else "")
             raise RecordError(f"There is a second file for {where}. Keep one of them.")
-        first = next(iter(methods.values()), record)
-        if first.metric != record.metric:
-            raise RecordError(
-                f"{describe_record(record)} holds {record.metric!r}, that of {first.method} {first.metric!r}. "
-                "Make them again with the same metric."
-            )
         methods[record.method] = record
     keys = sorted(found, key=lambda key: (*key[:2], _rank(key[2], tuple(PROTOCOLS)), key[3]))
     groups = []
@@ -144,15 +144,7 @@ def describe_protocol(group: Group) -> str | None:
 
 
 def describe_test(group: Group) -> str:
-    """Return what was tested on: folds, images or episodes.
-
-    Example:
-        >>> from powerpool.runs.record import FoldResult
-        >>> folds = tuple(FoldResult(number=n, value=80.0, test_loss=1.0, seconds=1.0, epoch=1) for n in range(3))
-        >>> record = RunRecord("graph", "MUTAG", "SOP", "retrain", "accuracy in %", folds, {}, 0, 1.0)
-        >>> describe_test(*group_records([record]))
-        '3 folds'
-    """
+    """Return what was tested on: folds, images or episodes."""
     results = [result for record in group.records for result in record.results]
     counts = format_range([record.count for record in group.records])
     if group.task == "graph":
@@ -160,22 +152,15 @@ def describe_test(group: Group) -> str:
     runs = "" if counts == "1" else f", {counts} runs per method"
     if group.task == "vision":
         return f"{format_range([one.count for one in results if isinstance(one, SplitResult)])} images{runs}"
-    episodes, queries = (
-        format_range([get(one) for one in results if isinstance(one, EpisodeResult)])
-        for get in (lambda one: len(one.right), lambda one: one.queries)
-    )
-    return f"{episodes} episodes with {queries} queries each{runs}"
+    tested = [one for one in results if isinstance(one, EpisodeResult)]
+    episodes = format_range([len(one.right) for one in tested])
+    return f"{episodes} episodes with {format_range([one.queries for one in tested])} queries each{runs}"
 
 
 def list_seeds(group: Group) -> list[int]:
     """Return the seeds of all runs."""
-    return sorted(
-        {
-            result.seed if isinstance(result, EpisodeResult) else record.seed
-            for record in group.records
-            for result in record.results
-        }
-    )
+    pairs = ((record, result) for record in group.records for result in record.results)
+    return sorted({result.seed if isinstance(result, EpisodeResult) else record.seed for record, result in pairs})
 
 
 def format_range(values: Iterable[int | None]) -> str:

@@ -116,14 +116,7 @@ def describe_paper_setup(records: Sequence[RunRecord]) -> str | None:
 
 
 def paper_network(data: str, backbone: str | None) -> str:
-    """Return the network that the paper's numbers for images belong to, by its name in :data:`NETWORKS`.
-
-    Example:
-        >>> paper_network("flower102", "hf:microsoft/resnet-50"), paper_network("flower102", "efficientnet-lite0")
-        ('resnet50', 'resnet50')
-        >>> paper_network("flower102", "alexnet"), paper_network("food101", "alexnet")
-        ('alexnet', 'resnet50')
-    """
+    """Return the network that the paper's numbers for images belong to, by its name in :data:`NETWORKS`."""
     found = find_network(backbone)
     return found if found is not None and found in _image_table(data) else "resnet50"
 
@@ -136,12 +129,7 @@ def find_network(backbone: str | None) -> str | None:
 
 
 def way_and_shot(protocol: str) -> tuple[int, int] | None:
-    """Return the two numbers in the name of a few-shot protocol; None for other names.
-
-    Example:
-        >>> way_and_shot("20-way-1-shot"), way_and_shot("5-way-5-shot-transductive"), way_and_shot("frozen")
-        ((20, 1), (5, 5), None)
-    """
+    """Return the two numbers in the name of a few-shot protocol; None for other names."""
     found = re.fullmatch(r"(\d+)-way-(\d+)-shot(?:-transductive)?", protocol)
     return None if found is None else (int(found[1]), int(found[2]))
 
@@ -150,10 +138,6 @@ def set_of_paper(data: str) -> str | None:
     """Return the data set of :data:`FEW_SHOT` that a record belongs to, by its name; None if the paper has no table.
 
     The table of Open MIC is for the first protocol, from one part to another, and the pair is in the name of a record.
-
-    Example:
-        >>> set_of_paper("open_mic-p1-to-p2"), set_of_paper("open_mic-shn"), set_of_paper("flower102")
-        ('open_mic', None, 'flower102')
     """
     if re.fullmatch(r"open_mic-p[1-4]-to-p[1-4]", data):
         return "open_mic"
@@ -211,23 +195,18 @@ def _episode_figure(data: str, method: str, protocol: str, size: int | None) -> 
     name, numbers = set_of_paper(data), way_and_shot(protocol)
     if name is None or numbers is None or size not in FEW_SHOT_SIZES:
         return None
-    way, shot = numbers
-    if name == "open_mic":
-        return _open_mic_figure(method, way, shot, size)
-    is_mini = name in ("miniimagenet", "miniimagenet100")
-    table = figures()["few_shot"][f"miniimagenet_{size}" if is_mini else name]
-    found = table.get(method if is_mini else _without_descriptor(method, shot))
-    if found is None or way != 5 or shot not in (1, 5):
+    tables, shot = figures()["few_shot"], numbers[1]
+    if name.startswith("miniimagenet"):
+        found = tables[f"miniimagenet_{size}"].get(method)
+    else:
+        suffix = "@224" if name == "open_mic" and size == 224 else ""
+        found = tables[name].get(_without_descriptor(method, shot) + suffix)
+    # The table of Open MIC has a column for five classes and one for twenty, and no intervals.
+    columns = [(5, 1), (20, 1)] if name == "open_mic" else [(5, 1), (5, 5)]
+    if found is None or numbers not in columns:
         return None
-    mean, half = found[0 if shot == 1 else 1]
-    return Figure(float(mean), half=float(half))
-
-
-def _open_mic_figure(method: str, way: int, shot: int, size: int) -> Figure | None:
-    """The table of Open MIC has one support image, five or twenty classes, two sizes, and no intervals."""
-    name = _without_descriptor(method, shot) + ("@224" if size == 224 else "")
-    found = figures()["few_shot"]["open_mic"].get(name)
-    return None if found is None or shot != 1 or way not in (5, 20) else Figure(float(found[0 if way == 5 else 1]))
+    entry = found[columns.index(numbers)]
+    return Figure(float(entry)) if name == "open_mic" else Figure(float(entry[0]), half=float(entry[1]))
 
 
 def _without_descriptor(method: str, shot: int) -> str:

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from powerpool.report.confusion import draw_panel, longest_label
+from powerpool.errors import ArgumentError
 from powerpool.report.drawing import COLOURS, line_look, plain, save_with_text, shorten_middle
 from powerpool.report.groups import Group
-from powerpool.report.results import STEPS, accuracies, mean_spectrum, sum_confusions
+from powerpool.report.results import STEPS, accuracies, mean_spectrum, row_shares, sum_confusions
 from powerpool.runs.compare import summarize
-from powerpool.runs.record import EpisodeResult, Result, RunRecord
+from powerpool.runs.record import Confusion, EpisodeResult, Result, RunRecord
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.image import AxesImage
 
 OURS, PAPER = COLOURS[:2]
 WIDE = 30
@@ -42,6 +42,14 @@ LOWEST = 1e-6
 """Smaller shares of eigenvalues are not drawn: in float32 they are round-off."""
 BIN = 5.0
 """Smallest width in % of a bin of episodes."""
+FORMATS = (".png", ".svg")
+NAMED = 40
+"""Up to this many classes the axes show names; beyond that, indices."""
+NUMBERED = 25
+"""Up to this many classes the cells show their share."""
+LONGEST = 28
+"""Characters of a class name."""
+TICKS = [0, 1, 5, 10, 25, 50, 75, 100]
 
 
 def draw_values(group: Group, path: Path) -> None:
@@ -112,18 +120,27 @@ def mean_curve(record: RunRecord, name: str) -> list[tuple[int, float, float]]:
 
 def draw_episodes(group: Group, path: Path) -> bool:
     """Draw how many of the test episodes had which accuracy, for every method; False without episodes."""
+    import numpy as np
+
     if group.task != "fewshot":
         return False
     results = [one for record in group.records for one in record.results if isinstance(one, EpisodeResult)]
     edges = bin_edges(min(result.queries for result in results))
-    counts = [count_shares(accuracies(record), edges) for record in group.records]
-    filled = [place for place in range(len(edges) - 1) if any(shares[place] for shares in counts)]
+    counts = [np.histogram(accuracies(record), edges)[0] for record in group.records]
+    filled = np.flatnonzero(sum(counts))
 
     def draw(figure: Figure) -> None:
         axes = figure.add_subplot()
-        for number, (record, shares) in enumerate(zip(group.records, counts, strict=True)):
+        for number, (record, count) in enumerate(zip(group.records, counts, strict=True)):
             colour, dash = line_look(number)
-            axes.stairs(shares, edges, color=colour, linestyle=dash, linewidth=1.6, label=plain(record.method))
+            axes.stairs(
+                100 * count / count.sum(),
+                edges,
+                color=colour,
+                linestyle=dash,
+                linewidth=1.6,
+                label=plain(record.method),
+            )
         axes.set_xlim(edges[max(0, filled[0] - 1)], edges[min(len(edges) - 1, filled[-1] + 2)])
         axes.set_ylim(bottom=0)
         axes.set(xlabel="accuracy in an episode, in %", ylabel="% of the episodes", title=plain(group.title))
@@ -135,23 +152,10 @@ def draw_episodes(group: Group, path: Path) -> bool:
 
 
 def bin_edges(queries: int) -> list[float]:
-    """Return edges between the accuracies that so many queries can give, with equally many between each two.
-
-    Example:
-        >>> bin_edges(4), len(bin_edges(75))
-        ([-12.5, 12.5, 37.5, 62.5, 87.5, 112.5], 20)
-    """
+    """Return edges between the accuracies that so many queries can give, with equally many between each two."""
     step = 100 / queries
     inside = math.ceil(BIN / step)  # accuracies between two edges
     return [(inside * place - 0.5) * step for place in range(math.ceil((queries + 1) / inside) + 1)]
-
-
-def count_shares(values: Sequence[float], edges: Sequence[float]) -> list[float]:
-    """Return the share of values in % between each two edges; a value on an edge belongs to the upper bin."""
-    counts = [0] * (len(edges) - 1)
-    for value in values:
-        counts[bisect(edges, value) - 1] += 1
-    return [100 * count / len(values) for count in counts]
 
 
 def draw_spectra(group: Group, path: Path) -> bool:
@@ -206,7 +210,7 @@ def draw_confusions(group: Group, path: Path) -> bool:
     side = max(1.5, 0.34 * classes)
     columns = max(1, min(len(found), int(WIDTH // (side + 0.25))))
     rows = math.ceil(len(found) / columns)
-    names = 0.09 * max(longest_label(confusion.classes) for _, confusion in found)
+    names = 0.09 * max(_longest_label(confusion.classes) for _, confusion in found)
 
     def draw(figure: Figure) -> None:
         panels = figure.subplots(rows, columns, squeeze=False)
@@ -215,7 +219,7 @@ def draw_confusions(group: Group, path: Path) -> bool:
                 axes.set_visible(False)
                 continue
             method, confusion = found[place]
-            draw_panel(axes, confusion)
+            _draw_panel(axes, confusion)
             axes.set_title(plain(shorten_middle(method, 18)), fontsize="small")
             if place % columns:
                 axes.tick_params(labelleft=False)
@@ -227,6 +231,65 @@ def draw_confusions(group: Group, path: Path) -> bool:
 
     save_with_text(draw, path, (columns * (side + 0.25) + names + 0.6, rows * (side + 0.35) + names + 0.8))
     return True
+
+
+def draw_confusion(confusion: Confusion, path: str | Path, title: str = "") -> None:
+    """Draw a confusion matrix into a PNG or SVG file; rows are in % of the samples of their class.
+
+    A class without samples is grey.
+    """
+    path = Path(path)
+    if path.suffix not in FORMATS:
+        raise ArgumentError(f"The image of a confusion matrix must be {' or '.join(FORMATS)} (got {str(path)!r}).")
+
+    def draw(figure: Figure) -> None:
+        axes = figure.add_subplot()
+        image = _draw_panel(axes, confusion)
+        bar = figure.colorbar(image, ax=axes, ticks=TICKS, shrink=0.8)
+        bar.set_label("% of the samples of the class")
+        unit = "" if len(confusion.classes) <= NAMED else " (class index)"
+        axes.set(xlabel=f"predicted{unit}", ylabel=f"true{unit}")
+        axes.set_title(plain(title), fontsize="medium")
+
+    side = min(10.0, max(2.4, 0.34 * len(confusion.classes)))
+    names = 0.09 * _longest_label(confusion.classes)
+    save_with_text(draw, path, (side + names + 1.8, side + names + 0.9))
+
+
+def _draw_panel(axes: Axes, confusion: Confusion) -> AxesImage:
+    """Draw a confusion matrix as a heat map, with rows in % of the samples of their class."""
+    import numpy as np
+    from matplotlib import colormaps
+    from matplotlib.colors import PowerNorm
+
+    classes, shares = confusion.classes, row_shares(confusion)
+    size = len(classes)
+    grid = np.zeros((size, size))
+    grid[sorted(set(range(size)) - {true for true, _ in shares})] = np.nan  # no samples
+    for pair, share in shares.items():
+        grid[pair] = share
+    # One hue is readable for every kind of colour vision; the square root shows small shares.
+    colours = colormaps["Blues"].with_extremes(bad="0.8")
+    image = axes.imshow(grid, cmap=colours, norm=PowerNorm(0.5, 0, 100), interpolation="nearest")
+    font = "medium" if size <= 10 else "small"
+    if size <= NUMBERED:
+        for (true, predicted), share in shares.items():
+            text, colour = f"{share:.0f}" if share >= 1 else "<1", "white" if share > 35 else "black"
+            axes.text(predicted, true, text, ha="center", va="center", color=colour, fontsize=font)
+    if size <= NAMED:
+        names = [plain(shorten_middle(name, LONGEST)) for name in classes]
+        axes.set_xticks(range(size), names, rotation=90, fontsize=font)
+        axes.set_yticks(range(size), names, fontsize=font)
+        borders = [place - 0.5 for place in range(1, size)]
+        axes.set_xticks(borders, minor=True)
+        axes.set_yticks(borders, minor=True)
+        axes.grid(which="minor", color="0.85", linewidth=0.5)
+        axes.tick_params(which="minor", length=0)
+    return image
+
+
+def _longest_label(classes: Sequence[str]) -> int:
+    return max(min(len(name), LONGEST) for name in classes) if len(classes) <= NAMED else 0
 
 
 def draw_sweep(rows: Sequence[Mapping[str, float]], setting: str, title: str, path: Path) -> None:

@@ -1,22 +1,36 @@
-"""What the results of a record hold beside their values: answers by sample or episode, confusions and spectra."""
+"""What the results of a record hold: answers by sample or episode, confusions and spectra; and tests of two records."""
 
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import torch
 
 from powerpool.errors import RecordError
-from powerpool.runs.record import Confusion, EpisodeResult, Result, RunRecord, Spectrum, SplitResult, unpack_bits
+from powerpool.runs.compare import mcnemar, paired_test, proportion_interval, summarize
+from powerpool.runs.record import (
+    Confusion,
+    EpisodeResult,
+    Result,
+    RunRecord,
+    Spectrum,
+    SplitResult,
+    pack_bits,
+    unpack_bits,
+)
 from powerpool.runs.typed import Json
+
+Interval = tuple[float, float]
 
 STEPS = "episode"
 """The curve that says at which step the points of the others are; without it they are one epoch apart."""
 MISTAKES = 15
 """Pairs of classes in a table of the most frequent mistakes."""
+NOT_TRAINED_ON = {"validation-only": 2, "retrain": 1}
+"""Parts of the data, of as many as there are folds, that the tested model has not seen."""
 
 
 def get_setting(record: RunRecord, *names: str) -> Json:
@@ -51,15 +65,13 @@ def is_right(result: SplitResult) -> list[bool]:
         >>> is_right(SplitResult(number=0, value=66.67, test_loss=0, seconds=0, top5=100, count=3, right="a0"))
         [True, False, True]
     """
-    digits = 2 * math.ceil(result.count / 8)
-    if result.count < 1 or not re.fullmatch(rf"[0-9a-f]{{{digits}}}", result.right):
+    is_hexadecimal = set(result.right) <= set("0123456789abcdef")
+    flags = unpack_bits(result.right, result.count) if is_hexadecimal else []
+    if not flags or len(flags) != result.count or pack_bits(torch.tensor(flags)) != result.right:
         raise RecordError(
-            f"right must have {digits} hexadecimal digits for {result.count} samples (got {len(result.right)} digits)."
+            f"right must have a bit for each of {result.count} samples (got {len(result.right)} hexadecimal digits)."
         )
-    flags = unpack_bits(result.right, 4 * digits)
-    if any(flags[result.count :]):
-        raise RecordError(f"right must not mark more samples than there are ({result.count}).")
-    return flags[: result.count]
+    return flags
 
 
 def accuracies(record: RunRecord, numbers: Sequence[int] | None = None) -> list[float]:
@@ -173,3 +185,106 @@ def _check_result(result: Result) -> None:
 def _check_value(result: Result, right: int, count: int) -> None:
     if abs(right - result.value * count / 100) >= 0.5:  # to the sample: a value may have been rounded
         raise RecordError(f"value is {result.value} %, but {right} of {count} are right. Restore the file.")
+
+
+# ---- comparisons -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The difference of two methods on the same folds, test samples or test episodes."""
+
+    difference: float
+    """Ours - the other."""
+    interval: Interval
+    """95 % interval of the difference."""
+    p_value: float
+    count: int
+    """Folds or runs that both have."""
+    corrected_p_value: float | None = None
+    """With the variance corrected for overlapping training sets; None where there are no folds."""
+
+
+def compute_interval(record: RunRecord) -> Interval | None:
+    """Return the 95 % interval of the mean: over folds, of the share of correct samples, or over episodes."""
+    if record.task == "vision":
+        # Runs share the test samples, so that further runs are not further samples.
+        runs = list(_flags(record).values())
+        count = min(map(len, runs))
+        share = math.fsum(sum(flags) / len(flags) for flags in runs) / len(runs)
+        low, high = proportion_interval(share * count, count)
+        return 100 * low, 100 * high
+    return summarize(accuracies(record)).interval if record.task == "fewshot" else record.interval
+
+
+def compare_records(record: RunRecord, other: RunRecord) -> Comparison | None:
+    """Compare two records of one task; None where nothing can be paired.
+
+    - Folds: a paired t-test, with the correction of Nadeau and Bengio (2003).
+    - A test split: McNemar's test. Of several runs the difference is the mean, the interval spans theirs, and the
+      p-value is the largest.
+    - Episodes: a paired t-test over episodes, of the mean over runs.
+    """
+    if record.task == "vision":
+        return _compare_splits(record, other)
+    return compare_episodes([record], [other]) if record.task == "fewshot" else _compare_folds(record, other)
+
+
+def compare_episodes(ours: Sequence[RunRecord], theirs: Sequence[RunRecord]) -> Comparison | None:
+    """Compare two methods over the episodes and runs that all records share; None if there are none.
+
+    Args:
+        ours: one record, or the records after and before a change, whose gain is compared.
+        theirs: as many records of the other method.
+    """
+    records = (*ours, *theirs)
+    numbers = sorted(set.intersection(*({result.number for result in record.results} for record in records)))
+    if not numbers or len({_test_episodes(record) for record in records}) > 1:
+        return None
+    sides = []
+    for side in (ours, theirs):
+        columns = [accuracies(record, numbers) for record in side]
+        sides.append([first - sum(others) for first, *others in zip(*columns, strict=True)])
+    found = paired_test(*sides, test_to_train=0.0)
+    return Comparison(found.difference, found.interval, found.p_value, len(numbers))
+
+
+def _compare_folds(record: RunRecord, other: RunRecord) -> Comparison | None:
+    # Folds of the same number hold the same samples only where all that they depend on is the same.
+    cuts = {(one.seed, get_setting(one, "folds"), get_setting(one, "data_digest")) for one in (record, other)}
+    values = record.paired(other)
+    if len(cuts) > 1 or len(values[0]) < 2:
+        return None
+    # A record may hold fewer folds than the data were divided into.
+    parts = get_count(record, "folds") or record.count
+    train = max(1, parts - NOT_TRAINED_ON.get(record.protocol, 2))
+    found = paired_test(*values, test_to_train=1 / train)
+    return Comparison(found.difference, found.interval, found.p_value, found.count, found.corrected_p_value)
+
+
+def _compare_splits(record: RunRecord, other: RunRecord) -> Comparison | None:
+    # The digest covers the test split, and the seed of a record is that of training alone.
+    if get_setting(record, "data_digest") != get_setting(other, "data_digest"):
+        return None
+    ours, theirs = _flags(record), _flags(other)
+    numbers = sorted(ours.keys() & theirs.keys())
+    if not numbers or any(len(ours[number]) != len(theirs[number]) for number in numbers):
+        return None
+    tests = [mcnemar(ours[number], theirs[number]) for number in numbers]
+    lows, highs = zip(*(test.interval for test in tests), strict=True)
+    difference = math.fsum(test.difference for test in tests) / len(tests)
+    return Comparison(difference, (min(lows), max(highs)), max(test.p_value for test in tests), len(tests))
+
+
+def _flags(record: RunRecord) -> dict[int, list[bool]]:
+    """Whether each test sample is right, by the number of the run."""
+    return {result.number: is_right(result) for result in record.results if isinstance(result, SplitResult)}
+
+
+def _test_episodes(record: RunRecord) -> tuple[object, ...]:
+    """Return all that the test episodes depend on."""
+    sizes = {(one.queries, len(one.right)) for one in record.results if isinstance(one, EpisodeResult)}
+    test = [get_setting(record, "test", name) for name in ("way", "shot", "queries")]
+    # In a transductive test the prediction for a query depends on the others.
+    transductive = bool(get_setting(record, "test", "transductive"))
+    return (str(get_setting(record, "data_digest")), record.protocol, str(test), transductive, tuple(sorted(sizes)))

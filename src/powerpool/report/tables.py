@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 
-from powerpool.report.comparison import Comparison, Interval, compare_gains, compare_records
 from powerpool.report.document import Bold, Table
 from powerpool.report.groups import Group, Row, format_range, mean_of
 from powerpool.report.paper import FEW_SHOT, PRETRAINED, record_figure, set_of_paper
-from powerpool.report.results import get_count, get_setting
+from powerpool.report.results import Comparison, Interval, compare_episodes, compare_records, get_count, get_setting
 from powerpool.runs.record import EpisodeResult, RunRecord, SplitResult
 
 MISSING = "\N{EN DASH}"
@@ -48,7 +47,7 @@ def make_pretraining_table(group: Group) -> Table | None:
     spectral = [pair for pair in pairs if "+Spec" in pair[1].method]
     for ours in spectral:
         for other in (pair for pair in pairs if pair not in spectral):
-            found = compare_gains(*ours, *other)
+            found = compare_episodes(ours, other)
             name = f"{ours[1].method} less {other[1].method}"
             cells = _test_cells(None if found is None else found.difference, found)
             rows.append([name, MISSING, MISSING, MISSING, *cells, MISSING])
@@ -63,11 +62,9 @@ def _paper_gain(record: RunRecord) -> str:
         method = record.method.replace(PRETRAINED, PRETRAINED + added)
         after, before = (record_figure(record, one) for one in (method, method.replace(PRETRAINED, "")))
         if name is not None and after is not None and before is not None:
-            setup = FEW_SHOT[name]
+            setup, gain = FEW_SHOT[name], format_signed(after.mean - before.mean)
             size = "" if setup.size is None else f", {setup.size} px"
-            return (
-                f"{format_signed(after.mean - before.mean)} (from {setup.source}{size}{', with SC' if added else ''})"
-            )
+            return f"{gain} (from {setup.source}{size}{', with SC' if added else ''})"
     return MISSING
 
 
@@ -177,11 +174,8 @@ def _episode_cells(group: Group, row: Row) -> dict[str, str]:
 
 def _baseline_cells(group: Group, row: Row) -> dict[str, str]:
     _, interval, p_value = _test_cells(row.to_baseline, row.test)
-    return {
-        f"ours - {group.baseline}": _difference(group, row, "runs"),
-        "95 % interval of it": interval,
-        "p": p_value,
-    }
+    difference = _difference(group, row, "runs")
+    return {f"ours - {group.baseline}": difference, "95 % interval of it": interval, "p": p_value}
 
 
 def _test_cells(difference: float | None, test: Comparison | None) -> tuple[str, str, str]:

@@ -26,6 +26,15 @@ from powerpool.runs.typed import Json
 PAGES = ("README.md", "report.html")
 SHORT_NAMES = ("validation-only", "frozen")
 """Protocols that the names of record files leave out."""
+PLOTS = {
+    "values": ("{metric} of every method", plots.draw_values),
+    "curves": ("Training curves", plots.draw_curves),
+    "episodes": ("Accuracy in test episodes", plots.draw_episodes),
+    "confusion": ("Confusion matrices", plots.draw_confusions),
+    "spectra": ("Spectra before and after power normalization", plots.draw_spectra),
+}
+"""Titles of the plots, and the functions that draw them."""
+HEADINGS = {"curves": "Training curves", "episodes": "Test episodes", "confusion": "Confusion", "spectra": "Spectra"}
 HINT = f"Make some with {' or '.join(f'`powerpool reproduce {task}`' for task in BASELINES)}, or name another folder."
 
 
@@ -129,18 +138,13 @@ def is_current(folder: Path) -> bool:
 
 
 def _find_records(folder: Path) -> list[Path]:
-    return [
-        path
-        for path in sorted(folder.rglob("*.json"))
-        if not any(part.startswith(".") for part in path.relative_to(folder).parts)
-        and path.name != RECORD
-        and _has_schema(path)
-    ]
-
-
-def _has_schema(path: Path) -> bool:
-    data = read_json(path)
-    return isinstance(data, dict) and isinstance(data.get("schema"), int)  # records of bench have a string there
+    found = []
+    for path in sorted(folder.rglob("*.json")):
+        is_hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
+        data = None if is_hidden or path.name == RECORD else read_json(path)
+        if isinstance(data, dict) and isinstance(data.get("schema"), int):  # records of bench have a string there
+            found.append(path)
+    return found
 
 
 def _as_json(records: Sequence[RunRecord], written: Sequence[Path], folder: Path) -> dict[str, Json]:
@@ -193,13 +197,7 @@ class Section:
         return [record.method for record in self.group.records if record.environment.quick]
 
 
-def write_report(
-    records: Sequence[RunRecord],
-    folder: str | Path,
-    *,
-    baseline: str | None = None,
-    order: Sequence[str] | None = None,
-) -> list[Path]:
+def write_report(records: Sequence[RunRecord], folder: str | Path) -> list[Path]:
     """Write README.md, report.html and the plots into a folder, and return their paths in that order.
 
     The same records give the same files, in whatever order they come.
@@ -207,14 +205,12 @@ def write_report(
     Args:
         records: at most one for each data set, protocol, backbone and method.
         folder: is created if it is missing.
-        baseline: the method that the others are compared with; default: that of the task.
-        order: of the methods in tables and plots; default: that of the task. Other methods follow by name.
     """
     if not records:
         raise RecordError(f"A report needs records (got none). {HINT}")
     for record in records:  # before anything is written
         check_record(record)
-    groups = group_records(records, baseline, order)
+    groups = group_records(records)
     folder = Path(folder)
     make_folder(folder)
     stems = _name_groups(groups)
@@ -240,14 +236,8 @@ def write_report(
 def draw_plots(group: Group, folder: Path, stem: str) -> dict[str, Plot]:
     """Draw all plots of a group, and return them by name."""
     found: dict[str, Plot] = {}
-    for name, title, draw in (
-        ("values", f"{group.metric} of every method", plots.draw_values),
-        ("curves", "Training curves", plots.draw_curves),
-        ("episodes", "Accuracy in test episodes", plots.draw_episodes),
-        ("confusion", "Confusion matrices", plots.draw_confusions),
-        ("spectra", "Spectra before and after power normalization", plots.draw_spectra),
-    ):
-        plot = Plot(f"{title}: {group.title}", folder / f"{name}-{stem}.svg")
+    for name, (title, draw) in PLOTS.items():
+        plot = Plot(f"{title.format(metric=group.metric)}: {group.title}", folder / f"{name}-{stem}.svg")
         if draw(group, plot.path) is not False:
             found[name] = plot
     return found
@@ -265,11 +255,6 @@ def _name_groups(groups: Sequence[Group]) -> list[str]:
 
 
 def _make_section(group: Group, stem: str, drawn: dict[str, Plot]) -> Section:
-    parts = list(_make_parts(group, drawn))
-    return Section(group, f"table-{stem}", _list_facts(group), make_table(group), drawn.get("values"), parts)
-
-
-def _list_facts(group: Group) -> list[tuple[str, str]]:
     facts = {
         "Protocol": describe_protocol(group),
         "Test": describe_test(group),
@@ -277,19 +262,17 @@ def _list_facts(group: Group) -> list[tuple[str, str]]:
         "Values": group.metric,
         "Paper": f"for {group.paper_setup}" if group.paper_setup else None,
     }
-    return [(name, text) for name, text in facts.items() if text is not None]
+    known = [(name, text) for name, text in facts.items() if text is not None]
+    return Section(group, f"table-{stem}", known, make_table(group), drawn.get("values"), [*_make_parts(group, drawn)])
 
 
 def _make_parts(group: Group, drawn: dict[str, Plot]) -> Iterator[Part]:
     table = make_pretraining_table(group)
     if table is not None:
         yield Part("Pre-training", "pretraining", table=table)
-    for name, heading in (("curves", "Training curves"), ("episodes", "Test episodes"), ("confusion", "Confusion")):
+    for name, heading in HEADINGS.items():
         if name in drawn:
             yield Part(heading, name, drawn[name])
-    shown = plots.choose_confusions(group)
-    if shown and "confusion" not in drawn:  # too many classes to draw
-        headings = ("true", "predicted", *(record.method for record in shown))
-        yield Part("Most frequent mistakes", "mistakes", table=Table(headings, frequent_mistakes(shown)))
-    if "spectra" in drawn:
-        yield Part("Spectra", "spectra", drawn["spectra"])
+        elif name == "confusion" and (shown := plots.choose_confusions(group)):  # too many classes to draw
+            headings = ("true", "predicted", *(record.method for record in shown))
+            yield Part("Most frequent mistakes", "mistakes", table=Table(headings, frequent_mistakes(shown)))

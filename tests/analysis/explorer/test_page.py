@@ -5,7 +5,6 @@ import hashlib
 import html
 import json
 import re
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,10 +14,8 @@ import torch
 
 import powerpool as pp
 from powerpool.analysis import Inspection, inspect_features
-from powerpool.analysis.explorer import RunSpectra, command, make_page, spectra_of
-from powerpool.analysis.explorer.command import ExploreOptions
+from powerpool.analysis.explorer import RunSpectra, make_page, spectra_of
 from powerpool.analysis.explorer.page import json_in_html
-from powerpool.errors import ArgumentError, RecordError
 from powerpool.tasks.pooling import Normalization
 from tests.analysis.custom_curve import Straight
 from tests.analysis.samples import make_features
@@ -128,12 +125,6 @@ def test_first_order_and_several_parameters_start_with_a_suggestion() -> None:
         assert len(spectra.notes) == 1
 
 
-@pytest.mark.parametrize("kind", pp.curves.CURVES.values())
-def test_every_curve_can_be_drawn(kind: Any) -> None:
-    found = spectra_of(inspect_features(make_features(6), kind(2.0)))
-    assert found.start[1] != found.suggestion[found.start[0]]
-
-
 def test_omitted_settings_are_noted() -> None:
     found = spectra_of(inspect_features(make_features(6), pp.MaxExp(5), trace_power=0.5, slope=0.25))
     assert "trace power 0.5, slope 0.25" in found.notes[0]
@@ -142,56 +133,3 @@ def test_omitted_settings_are_noted() -> None:
     entries = spectra_of(inspect_features(make_features(6), pp.MaxExp(5), "elementwise"))
     assert "entries" in entries.notes[0]
     assert entries.start == ("maxexp", 5.0)
-
-
-# ---- the command -----------------------------------------------------------------------------------------------------
-
-
-def test_command_writes_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = tmp_path / "new folder" / "page.html"
-    command.run(ExploreOptions(out=out))
-    assert out.read_text(encoding="utf-8").startswith("<!doctype html>")
-    assert [file.name for file in out.parent.iterdir()] == ["page.html"]
-    assert out.as_uri() in capsys.readouterr().out
-
-
-def test_command_with_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inspection: Inspection) -> None:
-    given = []
-    monkeypatch.setattr(command, "inspect_with_progress", lambda *arguments: given.append(arguments) or inspection)
-    options = ExploreOptions(out=tmp_path / "page.html", run="runs/one", samples=7, split="test")
-    command.run(options)
-    assert given == [("runs/one", options)]
-    assert html.escape(inspection.headline()) in (tmp_path / "page.html").read_text(encoding="utf-8")
-
-
-@pytest.mark.parametrize(
-    "options, message",
-    [
-        ({"out": Path("page.txt")}, ".html"),
-        ({"samples": 0}, "samples"),
-        ({"data": "MUTAG"}, "--run"),
-        ({"split": "test"}, "--run"),
-    ],
-)
-def test_bad_options(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ArgumentError, match=re.escape(message)):
-        ExploreOptions(**options)
-
-
-def test_missing_plotly_is_found_before_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command, "inspect_with_progress", lambda *_: pytest.fail("the work began"))
-    for name in ("plotly", "plotly.offline"):
-        monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(ModuleNotFoundError, match="plotly"):
-        command.run(ExploreOptions(out=tmp_path / "page.html", run="runs/one"))
-
-
-def test_failed_command_leaves_the_old_page(tmp_path: Path) -> None:
-    out = tmp_path / "page.html"
-    out.write_text("old", encoding="utf-8")
-    with pytest.raises(RecordError, match="none"):
-        command.run(ExploreOptions(out=out, run=str(tmp_path / "none")))
-    assert out.read_text(encoding="utf-8") == "old"
-    (tmp_path / "folder.html").mkdir()
-    with pytest.raises(RecordError, match=r"folder\.html"):
-        command.run(ExploreOptions(out=tmp_path / "folder.html"))

@@ -6,7 +6,6 @@ Example:
     '<!doctype html>'
 """
 
-from powerpool.analysis.explorer.page import make_page, write_page
-from powerpool.analysis.explorer.spectra import RunSpectra, spectra_of
+from powerpool.analysis.explorer.page import RunSpectra, make_page, spectra_of, write_page
 
 __all__ = ["RunSpectra", "make_page", "spectra_of", "write_page"]
