@@ -20,7 +20,7 @@ from powerpool.figures.registry import make_figure
 from powerpool.figures.sources import MissingRecordError, Sources, spectrum
 from powerpool.runs.quick import mark_quick
 from powerpool.runs.record import EpisodeResult, RunRecord
-from powerpool.tasks.vision.studies import PAPER, SCHEMA, STUDIES, read_sweep
+from powerpool.tasks.vision.options import PAPER, SCHEMA, STUDIES, read_sweep
 from tests.bench import samples
 
 

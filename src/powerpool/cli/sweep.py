@@ -18,7 +18,7 @@ from powerpool.runs.scheduler import Unit as Work
 from powerpool.runs.scheduler import run_units
 from powerpool.runs.typed import Json, from_json, to_json
 from powerpool.tasks.base import Task, get_task, ignore_progress
-from powerpool.tasks.vision.studies import SCHEMA
+from powerpool.tasks.vision.options import SCHEMA
 
 AnyTask = Task[Any, Any, Any, Any]
 

@@ -19,7 +19,7 @@ from powerpool.runs.record import OLD_SCHEMA, SCHEMA, RunRecord
 from powerpool.runs.typed import Json
 
 if TYPE_CHECKING:  # figures that are computed need nothing of the vision task
-    from powerpool.tasks.vision.studies import SweepRecord
+    from powerpool.tasks.vision.options import SweepRecord
 
 PLACES = (Path("results"), Path("runs"))
 """Default folders of records: those of a checkout, and those of runs."""
@@ -71,10 +71,11 @@ class Sources:
 
     def sweeps(self, setting: str, make: str) -> list[SweepRecord]:
         """The records of all sweeps over a setting, one for each method and data set."""
-        from powerpool.tasks.vision.studies import OLD_SETTINGS, read_sweep
-        from powerpool.tasks.vision.studies import SCHEMA as SWEEP
+        from powerpool.tasks.vision.config import RENAMED_PARAMETERS
+        from powerpool.tasks.vision.options import SCHEMA as SWEEP
+        from powerpool.tasks.vision.options import read_sweep
 
-        names = [setting, *(old for old, new in OLD_SETTINGS.items() if new == setting)]
+        names = [setting, *(old for old, new in RENAMED_PARAMETERS.items() if new == setting)]
         found: dict[tuple[str, str], SweepRecord] = {}
         for name in names:
             for path in self._files(f"*-{name}.json", (SWEEP,)):

@@ -50,25 +50,21 @@ def require_answer_file(out: str | None) -> None:
         require_writable(out, "Choose another place with --out.")
 
 
-@dataclass(frozen=True)
-class ReproduceOptions(EngineOptions):
-    """Train and test methods on data sets, and compare them with the figures of the paper.
+@dataclass(frozen=True, kw_only=True)  # after the options of each command
+class StudyOptions(EngineOptions):
+    """Options of commands that run many trainings.
 
     Args:
-        data: data sets
-        methods: rows of the table; default: all. The method of a recipe is ignored
         recipe: settings for all data sets instead of the recipe of each: a YAML file, or the name of one that ships
         quick: a few tiny trainings that show that everything works; the numbers mean nothing
         jobs: trainings that run at once, each on one thread; default: the number of cores. Results do not depend on it
-        out: folder for results, records and the report; default: runs/reproduce/TASK
+        out: folder for results and reports; default: runs/COMMAND/TASK
         data_root: folder with data sets; default: $POWERPOOL_DATA, then the cache
         download: allow downloads of data and weights that are not on this machine
     """
 
+    command: ClassVar[str]
     task: ClassVar[str]
-    default_data: ClassVar[str]
-    data: list[str] = field(default_factory=list)
-    methods: list[str] = field(default_factory=list)
     recipe: str | None = None
     quick: bool = False
     jobs: int | None = None
@@ -78,11 +74,39 @@ class ReproduceOptions(EngineOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.jobs is not None and self.jobs < 1:
+            raise ArgumentError(f"jobs must be at least 1 (got {self.jobs}).")
+
+    @property
+    def is_quick(self) -> bool:
+        """Whether the numbers mean nothing."""
+        return self.quick or is_quick_recipe(self.recipe)
+
+    @property
+    def folder(self) -> Path:
+        """Where everything is written."""
+        return Path(self.out or f"runs/{self.command}/{self.task}{'-quick' if self.quick else ''}")
+
+
+@dataclass(frozen=True)
+class ReproduceOptions(StudyOptions):
+    """Train and test methods on data sets, and compare them with the figures of the paper.
+
+    Args:
+        data: data sets
+        methods: rows of the table; default: all. The method of a recipe is ignored
+    """
+
+    command: ClassVar[str] = "reproduce"
+    default_data: ClassVar[str]
+    data: list[str] = field(default_factory=list)
+    methods: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         for method in self.methods:
             require_choice(method, METHODS[self.task], "value of methods")
         require_distinct(data=self.data, methods=self.methods)
-        if self.jobs is not None and self.jobs < 1:
-            raise ArgumentError(f"jobs must be at least 1 (got {self.jobs}).")
         if self.recipe and self.quick:
             raise ArgumentError("--recipe and --quick exclude each other: both choose the settings.")
 
@@ -95,16 +119,6 @@ class ReproduceOptions(EngineOptions):
     def data_sets(self) -> list[str | None]:
         """What to read; None stands for the data set that the recipe names."""
         return [*self.data] or ([None] if self.recipe else [self.default_data])
-
-    @property
-    def is_quick(self) -> bool:
-        """Whether the numbers mean nothing."""
-        return self.quick or is_quick_recipe(self.recipe)
-
-    @property
-    def folder(self) -> Path:
-        """Where everything is written."""
-        return Path(self.out or f"runs/reproduce/{self.task}{'-quick' if self.quick else ''}")
 
 
 def require_distinct(**lists: Sequence[Any]) -> None:

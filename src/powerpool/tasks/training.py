@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import signal
 import sys
 import threading
+import warnings
 from collections.abc import Iterator
 from typing import Any, Protocol
 
@@ -90,6 +92,8 @@ class Event(Protocol):
 
     def set(self) -> None: ...
 
+    def is_set(self) -> bool: ...
+
 
 @contextlib.contextmanager
 def stop_on_interrupt(what: str, stop: Event) -> Iterator[None]:
@@ -108,3 +112,19 @@ def stop_on_interrupt(what: str, stop: Event) -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+@contextlib.contextmanager
+def quiet_loggers(*names: str, warning: str = "") -> Iterator[None]:
+    """Show only errors of loggers, and no warnings that match a regular expression; by default all match."""
+    loggers = [logging.getLogger(name) for name in names]
+    levels = [logger.level for logger in loggers]
+    try:
+        for logger in loggers:
+            logger.setLevel(logging.ERROR)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=warning)
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)

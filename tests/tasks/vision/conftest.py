@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from powerpool.runs import scheduler
+from tests.runs.threads import Threads
 from tests.tasks.vision.samples import use_tiny, write_images
 
 
@@ -28,3 +30,11 @@ def shared_cache(tmp_path_factory):
         folder = tmp_path_factory.mktemp("cache")
         patch.setenv("POWERPOOL_CACHE", str(folder))
         yield folder
+
+
+@pytest.fixture(scope="module")
+def thread_cache(shared_cache):
+    """As above, with threads instead of processes."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(scheduler, "_make_executor", Threads)
+        yield shared_cache

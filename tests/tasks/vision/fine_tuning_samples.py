@@ -1,7 +1,8 @@
-"""Generated images and a tiny network for tests of end-to-end training; as a script, a training to kill."""
+"""Images and a tiny network for tests of end-to-end training; as a script, a training to kill, or for torchrun."""
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -71,5 +72,31 @@ def train(folder: Path, config: VisionConfig, model: ImageClassifier | None = No
     )
 
 
+def note_writes(file: Path) -> None:
+    """Record the paths that this process writes to."""
+    handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+
+    def note(event: str, arguments: tuple[Any, ...]) -> None:
+        flags = arguments[2] if event == "open" else 0
+        writes = isinstance(flags, int) and flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
+        if writes or event in ("os.rename", "os.mkdir", "os.remove"):
+            os.write(handle, f"{event} {arguments[0]} {arguments[1]}\n".encode())
+
+    sys.addaudithook(note)
+
+
+def stored(folder: Path) -> ImageSplit:
+    """Return the images that another process has written."""
+    names = tuple(str(file) for file in sorted(folder.iterdir(), key=lambda file: int(file.stem)))
+    return ImageSplit(names, torch.arange(len(names)) % CLASSES, names)
+
+
 if __name__ == "__main__":
-    train(Path(sys.argv[1]), replace(small_config(jitter=0.2), workers=1), checkpoint_minutes=0.0)
+    folder = Path(sys.argv[1])
+    if "RANK" in os.environ:
+        note_writes(Path(sys.argv[2], f"rank-{os.environ['RANK']}"))
+        splits = [stored(folder.parent / "images" / name) for name in ("train", "validation")]
+        config = small_config(epochs=2, batch_size=5, jitter=0.2)
+        fine_tune(config, network(dropout=0.0), *splits, folder, show=False)
+    else:
+        train(folder, replace(small_config(jitter=0.2), workers=1), checkpoint_minutes=0.0)

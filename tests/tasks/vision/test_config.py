@@ -1,4 +1,4 @@
-"""Settings: bad values are refused by the name of their field, and grids have the right points."""
+"""Settings and recipes: bad values are refused by the name of their field, and grids have the right points."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from powerpool.data import Crops
+from powerpool.data.sources import KNOWN
 from powerpool.errors import PowerPoolError
-from powerpool.runs.config import make_config, read_recipe, to_yaml
+from powerpool.runs.config import make_config, read_recipe, recipe_names, to_yaml
 from powerpool.tasks.methods import VISION_METHODS
 from powerpool.tasks.vision.config import (
     FineTuningConfig,
@@ -20,8 +21,15 @@ from powerpool.tasks.vision.config import (
     grid_names,
     grid_values,
 )
+from powerpool.tasks.vision.model import SetPool
+from powerpool.tasks.vision.options import ReproduceOptions
 
 NAN = float("nan")
+RECIPES = [name for name in recipe_names() if name.startswith("vision/")]
+SCALES = {"vision/default", "vision/quick"}
+FEW_SHOT_ONLY = {"miniimagenet", "omniglot", "open_mic"}
+"""Data sets that are not meant for a classifier of all classes."""
+CLASSIFIED = sorted(KNOWN.keys() - FEW_SHOT_ONLY)
 
 
 @pytest.mark.parametrize(
@@ -123,3 +131,41 @@ def test_a_configuration_is_read_as_it_was_written(tmp_path):
     (tmp_path / "mine.yaml").write_text(to_yaml(config), encoding="utf-8")
     assert read_recipe(tmp_path / "mine.yaml", VisionConfig) == config
     assert make_config(VisionConfig, {}) == VisionConfig()
+
+
+# ---- recipes ---------------------------------------------------------------------------------------------------------
+
+
+def test_every_known_data_set_has_a_recipe():
+    named = {read_recipe(name, VisionConfig).data for name in RECIPES if name not in SCALES}
+    assert named == set(CLASSIFIED)
+    assert set(RECIPES) >= SCALES | {f"vision/{name}" for name in CLASSIFIED}
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_pool_can_be_built_from_every_recipe(name):
+    recipe = read_recipe(name, VisionConfig)
+    if name not in SCALES:  # a recipe may add its backbone to the name of the data set
+        assert name.removeprefix("vision/").split("-")[0] == recipe.data
+        assert recipe.download == recipe.backbone.startswith("hf:")
+    assert (recipe.data_root, recipe.seed, recipe.accelerator, recipe.workers) == (None, 0, "auto", None)
+    for method in VISION_METHODS:
+        points = list(replace(recipe, pool=replace(recipe.pool, method=method)).points())
+        assert len(set(points)) == len(points)
+        assert SetPool(points[-1], channels=3, head_channels=3).out_features > 0
+
+
+@pytest.mark.parametrize("data", [*CLASSIFIED, "digits", "some/where"])
+def test_the_recipe_of_a_data_set_is_found(data):
+    name = f"vision/{data}" if data in CLASSIFIED else "vision/default"
+    recipe = read_recipe(name, VisionConfig, {"data": data, "pool.method": "FOP"})
+    options = ReproduceOptions(data=[data])
+    assert options.read_config(data) == recipe
+    changed = replace(options, seed=5, download=False).read_config(data)
+    assert changed == replace(recipe, seed=5, download=False)
+    frozen = replace(options, mode="frozen").read_config(data)
+    assert (frozen.mode, frozen.pool.reduce_to, frozen.grid) == ("frozen", None, recipe.grid)
+    quick = replace(options, mode="frozen", quick=True).read_config(data)
+    assert (quick.crops.size, quick.crops.count, quick.head.epochs, quick.training.epochs) == (64, 1, 3, 1)
+    for method in VISION_METHODS:
+        assert len(list(replace(quick, pool=replace(quick.pool, method=method)).points())) == 1

@@ -15,9 +15,8 @@ from torch import Tensor, nn
 
 from powerpool.cli.main import main
 from powerpool.data import Crops
-from powerpool.errors import ArgumentError, RecordError
+from powerpool.errors import ArgumentError
 from powerpool.integrations.backbones import load_backbone
-from powerpool.solvers import select_solver
 from powerpool.tasks.methods import VISION_METHODS
 from powerpool.tasks.vision import export as exporting
 from powerpool.tasks.vision.config import PoolConfig
@@ -116,38 +115,6 @@ def test_the_file_computes_the_probabilities_of_the_model(exported: Any, family:
         torch.testing.assert_close(found.sum(-1), torch.ones(count))
 
 
-def test_cases_take_the_solvers_that_they_are_for() -> None:
-    for family in ("squaring", "gram"):
-        pool = FAMILIES[family]
-        curve = VISION_METHODS[pool.method].make_curve(pool)
-        assert curve is not None
-        channels = (pool.reduce_to or CHANNELS) + (2 * pool.pivots if VISION_METHODS[pool.method].coordinates else 0)
-        assert select_solver(curve, channels, locations=8).name == family
-
-
-@every_format
-def test_probabilities_differ_between_images(exported: Any, suffix: str) -> None:
-    # Otherwise the comparison above would prove little.
-    found = _open(exported("elementwise", suffix)[1])(_crops(5))
-    assert float(found.std(0).max()) > 1e-3
-
-
-def test_batch_normalization_is_folded(exported: Any) -> None:
-    path = exported("head", ".pt2")[1]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)
-        program = torch.export.load(path)
-    assert not [node for node in program.graph.nodes if "batch_norm" in str(node.target)]
-
-
-def test_exported_file_has_no_eigenvalues(exported: Any) -> None:
-    path = exported("fast form", ".pt2")[1]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)
-        program = torch.export.load(path)
-    assert "linalg_eigh" not in str(program.graph_module.print_readable(print_output=False))
-
-
 def test_model_stays_as_it_was(tmp_path: Path) -> None:
     model = _model(FAMILIES["fast form"])
     before = {name: value.clone() for name, value in model.network.state_dict().items()}
@@ -196,14 +163,6 @@ def test_the_metadata_describe_inputs_and_outputs(exported: Any, suffix: str) ->
     assert Crops(**json.loads(found["crops"])) == CROPS
     assert json.loads(found["normalization"])["mean"] == list(model.backbone.mean)
     assert json.loads(found["pool"])["sigme_eta"] == 50.0
-
-
-def test_onnx_names_its_input_its_output_and_the_free_dimension(exported: Any) -> None:
-    path = exported("elementwise", ".onnx")[1]
-    session = pytest.importorskip("onnxruntime").InferenceSession(path, providers=["CPUExecutionProvider"])
-    (taken,), (given,) = session.get_inputs(), session.get_outputs()
-    assert (taken.name, taken.type, taken.shape) == ("crops", "tensor(float)", ["batch", 2, 3, 12, 12])
-    assert (given.name, given.type, given.shape) == ("probabilities", "tensor(float)", ["batch", 3])
 
 
 @pytest.mark.parametrize("crops", [Crops(size=8, count=12), Crops(size=8, count=1, layout="whole")])
@@ -296,10 +255,3 @@ def test_the_command_writes_the_file_and_prints_one_line(
     assert len(noted.splitlines()) == 1
     assert "fast form" in noted
     torch.testing.assert_close(_open(out)(_crops(2)), _expected(model, _crops(2)), rtol=0, atol=1e-5)
-
-
-def test_command_without_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(RecordError, match="none"):
-        exporting.export(ExportOptions(run=str(tmp_path / "none"), out="model.onnx"))
-    assert main(["export", "vision", "--run", "r", "--out", "model.h5"]) == 2
-    assert ".onnx" in capsys.readouterr().err

@@ -15,12 +15,11 @@ import pytest
 import torch
 
 from powerpool.data import Crops, ImageSet, load_images
-from powerpool.data.store import ImageError, MissingDataError
-from powerpool.errors import ArgumentError, LockedError, RecordError
-from powerpool.files import locked
+from powerpool.data.store import ImageError
+from powerpool.errors import LockedError, RecordError
 from powerpool.tasks.vision import extraction
 from powerpool.tasks.vision.config import VisionConfig
-from powerpool.tasks.vision.extraction import SPLITS, Frozen, extract, open_features, read_images
+from powerpool.tasks.vision.extraction import SPLITS, extract, open_features, read_images
 from powerpool.tasks.vision.model import normalize_images
 from tests.tasks.vision.samples import CHANNELS, CLASSES, small_config, tiny_backbone, use_tiny, write_images
 
@@ -61,8 +60,6 @@ def test_stored_maps_are_those_of_the_network(images, config, tmp_path, precisio
         torch.testing.assert_close(features.maps(name).float(), expected, rtol=bound, atol=bound)
         assert torch.equal(features.targets[name], split.targets)
         assert features.names[name] == split.names
-    both = features.maps("train", "validation")
-    assert torch.equal(both, torch.cat([features.maps("train"), features.maps("validation")]))
     assert torch.equal(features.labels("test", "train"), torch.cat([images["test"].targets, images["train"].targets]))
 
 
@@ -203,14 +200,6 @@ def test_unreadable_images_are_skipped_and_counted(config, tmp_path):
     assert bad[0] not in features.names["train"]
 
 
-def test_a_data_set_without_a_test_split_is_refused(config, tmp_path):
-    for split in ("train", "validation"):
-        write_images(tmp_path / "own" / split, 3)
-    images = load_images(tmp_path / "own")
-    with pytest.raises(MissingDataError, match="test"):
-        extract(config, images, folder=tmp_path / "features")
-
-
 @pytest.mark.parametrize("damage", ["maps", "items", "half"])
 def test_damaged_stores_are_not_opened(images, config, tmp_path, damage):
     features = extract(config, images, folder=tmp_path)
@@ -226,20 +215,3 @@ def test_damaged_stores_are_not_opened(images, config, tmp_path, damage):
         open_features(features.folder)
     extract(config, images, folder=tmp_path)
     assert stored(features.folder) == before
-
-
-def test_bad_arguments(images, config, tmp_path):
-    with pytest.raises(ArgumentError, match=r"workers .*-1"):
-        replace(config, workers=-1)
-    with pytest.raises(TypeError, match="Conv2d"):
-        Frozen(torch.nn.Conv2d(3, 3, 1), torch.device("cpu"))
-    if not torch.cuda.is_available():
-        with pytest.raises(ArgumentError, match="got gpu"):
-            extract(replace(config, accelerator="gpu"), images, folder=tmp_path)
-
-
-def test_features_are_stored_in_the_cache(images, config, tmp_path):
-    features = extract(config, images)
-    assert features.folder.parent == tmp_path / "cache" / "features"
-    with locked(features.folder), pytest.raises(LockedError):
-        extract(config, images)

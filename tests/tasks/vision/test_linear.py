@@ -139,14 +139,6 @@ def test_validation_does_not_change_the_classifier(kind):
     assert len(validated.validation_value) == (1 if kind == "ridge" else 2)
 
 
-def test_the_seed_orders_the_images():
-    vectors, targets = parallel(20, 30)
-    head = HeadConfig("softmax", epochs=1, batch_size=4)
-    one, same, other = (fit(vectors, targets, CLASSES, head, 0.01, seed).weight for seed in (1, 1, 2))
-    assert torch.equal(one, same)
-    assert not torch.equal(one, other)
-
-
 @pytest.mark.parametrize("kind", ["ridge", "softmax"])
 def test_zero_vectors_give_the_most_frequent_class(kind):
     span = Span.of(torch.zeros(6, 10))

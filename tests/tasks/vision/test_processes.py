@@ -19,9 +19,9 @@ from powerpool.cli.main import main
 from powerpool.errors import ArgumentError
 from powerpool.runs.checkpoint import load_state
 from powerpool.tasks.vision.config import FineTuningConfig, VisionConfig
-from powerpool.tasks.vision.finetuning import CHECKPOINT, FineTuningError
-from powerpool.tasks.vision.processes import is_first, is_launched, require_joint_training, with_launched_sizes
-from tests.tasks.vision import launched_samples
+from powerpool.tasks.vision.finetuning import is_first, is_launched, require_joint_training, with_launched_sizes
+from powerpool.tasks.vision.loop import CHECKPOINT, FineTuningError
+from tests.tasks.vision import fine_tuning_samples
 from tests.tasks.vision.fine_tuning_samples import network, small_config, train, with_training
 
 PATIENCE = 300
@@ -96,7 +96,7 @@ def test_two_processes_of_torchrun_train_as_one_and_the_first_alone_writes(tmp_p
     one = train(tmp_path / "one", config, network(dropout=0.0))  # which also writes the images
     (tmp_path / "notes").mkdir()
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command += [launched_samples.__file__, str(tmp_path / "two"), str(tmp_path / "notes")]
+    command += [fine_tuning_samples.__file__, str(tmp_path / "two"), str(tmp_path / "notes")]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert done.returncode == 0, done.stderr

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from powerpool.cli.main import main
-from powerpool.errors import ArgumentError, PowerPoolError
+from powerpool.errors import PowerPoolError
 from powerpool.report.write import read_records
 from powerpool.runs import scheduler
 from powerpool.runs.record import RunRecord
@@ -18,24 +18,11 @@ from powerpool.tasks.vision import extraction, frozen
 from powerpool.tasks.vision.extraction import open_features
 from powerpool.tasks.vision.options import ReproduceOptions
 from powerpool.tasks.vision.task import TASK
-from tests.runs.threads import Threads
 from tests.tasks.vision.samples import use_tiny, write_images
 
+pytestmark = pytest.mark.usefixtures("thread_cache")
 TWO = ["FOP", "SOP+SC+SpecMaxExpF"]
 HEADS = {"ridge": "frozen", "softmax": "frozen-softmax"}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def cache(shared_cache):
-    """A tiny network for every name, threads instead of processes, and a separate cache."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(scheduler, "_make_executor", Threads)
-        yield shared_cache
-
-
-@pytest.fixture(scope="module")
-def own(tmp_path_factory):
-    return write_images(tmp_path_factory.mktemp("own") / "stripes")
 
 
 def reproduce(out: Path, data: Path, *words: object) -> int:
@@ -54,10 +41,10 @@ def by_name(folder: Path) -> dict[tuple[str, str], RunRecord]:
 
 
 @pytest.fixture(scope="module")
-def quick(own, tmp_path_factory):
+def quick(textures, thread_cache, tmp_path_factory):
     """The folder of a quick run of two methods with both classifiers."""
     folder = tmp_path_factory.mktemp("quick") / "out"
-    assert reproduce(folder, own, "--methods", *TWO) == 0
+    assert reproduce(folder, textures, "--methods", *TWO) == 0
     return folder
 
 
@@ -81,9 +68,9 @@ def test_records_and_report_are_written(quick):
     assert len(units(quick)) == 2
 
 
-def test_the_values_are_those_of_the_protocol(quick, own, cache):
-    recipe = ReproduceOptions(data=[str(own)], quick=True, download=False).read_config(str(own))
-    (place,) = (cache / "features").glob("stripes-*")
+def test_the_values_are_those_of_the_protocol(quick, textures, thread_cache):
+    recipe = ReproduceOptions(data=[str(textures)], quick=True, download=False).read_config(str(textures))
+    (place,) = (thread_cache / "features").glob("stripes-*")
     features = open_features(place)
     for (method, protocol), record in by_name(quick).items():
         config = replace(recipe, pool=replace(recipe.pool, method=method))
@@ -94,42 +81,42 @@ def test_the_values_are_those_of_the_protocol(quick, own, cache):
         assert record.config["data_digest"] == features.facts["data_digest"]
 
 
-def test_the_same_command_computes_nothing_twice(copy, own, monkeypatch):
+def test_the_same_command_computes_nothing_twice(copy, textures, monkeypatch):
     monkeypatch.setattr(scheduler, "_make_executor", None)  # a unit that is not stored is an error
     before, files = by_name(copy), units(copy)
-    assert reproduce(copy, own, "--methods", *TWO) == 0
+    assert reproduce(copy, textures, "--methods", *TWO) == 0
     assert units(copy) == files
     assert by_name(copy) == before
 
 
-def test_only_what_is_missing_is_computed(copy, own):
+def test_only_what_is_missing_is_computed(copy, textures):
     before, files = by_name(copy), units(copy)
     gone = next(name for name in files if "/FOP-" in name)
     (copy / gone).unlink()
-    assert reproduce(copy, own, "--methods", "SOP", *TWO) == 0
+    assert reproduce(copy, textures, "--methods", "SOP", *TWO) == 0
     after = units(copy)
     assert {name for name in files if files[name] != after[name]} == {gone}
     assert len(after) == 3
     assert by_name(copy)["FOP", "frozen"].results[0].right == before["FOP", "frozen"].results[0].right
 
 
-def test_other_settings_images_and_versions_are_kept_apart(copy, tmp_path, own, monkeypatch):
+def test_other_settings_images_and_versions_are_kept_apart(copy, tmp_path, textures, monkeypatch):
     files = units(copy)
-    assert reproduce(copy, own, "--methods", "FOP", "--heads", "ridge", "--seed", "1") == 0
+    assert reproduce(copy, textures, "--methods", "FOP", "--heads", "ridge", "--seed", "1") == 0
     assert by_name(copy)["FOP", "frozen"].seed == 1
     other = write_images(tmp_path / "stripes", first=20)
     assert reproduce(copy, other, "--methods", "FOP", "--heads", "ridge") == 0
     monkeypatch.setattr(extraction, "_made_by", lambda: "another version of Pillow")
-    assert reproduce(copy, own, "--methods", "FOP", "--heads", *HEADS) == 0
+    assert reproduce(copy, textures, "--methods", "FOP", "--heads", *HEADS) == 0
     after = units(copy)
     assert {name: after[name] for name in files} == files
     assert len(after) == len(files) + 3
 
 
-def test_a_bad_grid_value_is_refused_before_images_are_read(tmp_path, own, monkeypatch, capsys):
+def test_a_bad_grid_value_is_refused_before_images_are_read(tmp_path, textures, monkeypatch, capsys):
     monkeypatch.setattr("powerpool.tasks.vision.task.read_images", None)
     (tmp_path / "mine.yaml").write_text("grid: {eta: [2.5]}\n")
-    fixed = ["reproduce", "vision", "--data", str(own), "--out", str(tmp_path / "out")]
+    fixed = ["reproduce", "vision", "--data", str(textures), "--out", str(tmp_path / "out")]
     assert main([*fixed, "--recipe", str(tmp_path / "mine.yaml"), "--methods", *TWO]) == 2
     assert "pool.eta=2.5" in capsys.readouterr().err
 
@@ -149,7 +136,7 @@ def test_bad_options_are_refused(options, named):
         ReproduceOptions(**options)
 
 
-def test_end_to_end_trainings_run_in_this_process_and_are_not_repeated(own, tmp_path, monkeypatch):
+def test_end_to_end_trainings_run_in_this_process_and_are_not_repeated(textures, tmp_path, monkeypatch):
     monkeypatch.setattr(scheduler, "_make_executor", None)  # no worker is needed
     recipe = tmp_path / "mine.yaml"
     recipe.write_text(
@@ -157,8 +144,8 @@ def test_end_to_end_trainings_run_in_this_process_and_are_not_repeated(own, tmp_
         "training: {epochs: 1, crops: 1, batch_size: 9}\n"
     )
     out = tmp_path / "out"
-    words = ["reproduce", "vision", "--data", str(own), "--recipe", str(recipe), "--workers", "0", "--out", str(out)]
-    words += ["--methods", "FOP"]
+    words = ["reproduce", "vision", "--data", str(textures), "--recipe", str(recipe), "--out", str(out)]
+    words += ["--methods", "FOP", "--workers", "0"]
     assert main(words) == 0
     files = units(out)
     assert main(words) == 0
@@ -170,30 +157,19 @@ def test_end_to_end_trainings_run_in_this_process_and_are_not_repeated(own, tmp_
     assert len(units(out)) == 2
 
 
-def test_two_data_sets_of_one_name_are_refused(own, tmp_path, capsys):
-    other = tmp_path / "elsewhere" / own.name
-    shutil.copytree(own, other)
-    words = ["reproduce", "vision", "--data", str(own), str(other), "--quick", "--workers", "0"]
+def test_two_data_sets_of_one_name_are_refused(textures, tmp_path, capsys):
+    other = tmp_path / "elsewhere" / textures.name
+    shutil.copytree(textures, other)
+    words = ["reproduce", "vision", "--data", str(textures), str(other), "--quick", "--workers", "0"]
     assert main([*words, "--out", str(tmp_path / "out")]) == 2
-    assert own.name in capsys.readouterr().err
+    assert textures.name in capsys.readouterr().err
 
 
-def test_the_recipe_of_a_data_set_is_read_for_frozen_features():
-    options = ReproduceOptions(data=["fmd"], mode="frozen")
-    config = options.read_config("fmd")
-    assert (config.mode, config.pool.reduce_to, config.crops.size) == ("frozen", None, 448)
-    assert config.grid.eta == [10, 20, 40]
-    whole = ReproduceOptions(data=["fmd"]).read_config("fmd")
-    assert (whole.mode, whole.pool.reduce_to) == ("end-to-end", 512)
-    with pytest.raises(ArgumentError):
-        replace(options, seed=-1).read_config("fmd")
-
-
-def test_both_classifiers_share_the_pooled_images(own, cache, monkeypatch):
+def test_both_classifiers_share_the_pooled_images(textures, thread_cache, monkeypatch):
     calls = []
     original = frozen.descriptors
     monkeypatch.setattr(frozen, "descriptors", lambda *given: (calls.append(1), original(*given))[1])
-    config = ReproduceOptions(data=[str(own)], quick=True, download=False, workers=0).read_config(str(own))
+    config = ReproduceOptions(data=[str(textures)], quick=True, download=False, workers=0).read_config(str(textures))
     features = TASK.load(config)
     run_chain(TASK, config, features, 0, tuple(HEADS.values()))
     assert len(calls) == 4  # train and validation, for the selection and again for the model

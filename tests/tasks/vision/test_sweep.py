@@ -15,22 +15,9 @@ from powerpool.runs import scheduler
 from powerpool.tasks.vision.config import VisionConfig, grid_names
 from powerpool.tasks.vision.extraction import open_features
 from powerpool.tasks.vision.frozen import validate
-from powerpool.tasks.vision.options import SweepOptions
-from powerpool.tasks.vision.studies import PAPER, STUDIES
-from tests.runs.threads import Threads
-from tests.tasks.vision.samples import write_images
+from powerpool.tasks.vision.options import PAPER, STUDIES, SweepOptions
 
-
-@pytest.fixture(scope="module", autouse=True)
-def cache(shared_cache):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(scheduler, "_make_executor", Threads)
-        yield shared_cache
-
-
-@pytest.fixture(scope="module")
-def own(tmp_path_factory):
-    return write_images(tmp_path_factory.mktemp("own") / "stripes")
+pytestmark = pytest.mark.usefixtures("thread_cache")
 
 
 def run(out: Path, data: Path, *words: object) -> int:
@@ -38,9 +25,9 @@ def run(out: Path, data: Path, *words: object) -> int:
     return main(["sweep", "vision", *fixed, "--out", str(out), "--data", str(data), *map(str, words)])
 
 
-def test_a_sweep_over_eta(own, cache, tmp_path, capsys, monkeypatch):
+def test_a_sweep_over_eta(textures, thread_cache, tmp_path, capsys, monkeypatch):
     words = ["--over", "eta", "--values", "2", "9", "40", "--method", "SOP+SpecMaxExpF"]
-    assert run(tmp_path, own, *words) == 0
+    assert run(tmp_path, textures, *words) == 0
     stem = "stripes-SOP+SpecMaxExpF-eta"
     found = json.loads((tmp_path / f"{stem}.json").read_text())
     assert (found["setting"], found["method"], found["data"]) == ("eta", "SOP+SpecMaxExpF", "stripes")
@@ -52,22 +39,22 @@ def test_a_sweep_over_eta(own, cache, tmp_path, capsys, monkeypatch):
     assert [{name: float(value) for name, value in row.items()} for row in rows] == found["values"]
     assert "<svg" in (tmp_path / f"{stem}.svg").read_text(encoding="utf-8")
     assert f"{best['accuracy']:.2f} %" in capsys.readouterr().out
-    (place,) = (cache / "features").glob("stripes-*")
+    (place,) = (thread_cache / "features").glob("stripes-*")
     features = open_features(place)
     assert found["pictures"] == len(features.targets["validation"])
-    recipe = SweepOptions(data=str(own), quick=True, download=False).read_config()
+    recipe = SweepOptions(data=str(textures), quick=True, download=False).read_config()
     for row in found["values"]:
         config = replace(recipe, pool=replace(recipe.pool, method="SOP+SpecMaxExpF", eta=row["eta"]))
         expected = validate(config, 0, features, ["frozen"]).heads["frozen"].score
         assert (row["accuracy"], row["loss"]) == (expected.value, expected.loss)
     monkeypatch.setattr(scheduler, "_make_executor", None)  # nothing is computed twice
-    assert run(tmp_path, own, *words) == 0
+    assert run(tmp_path, textures, *words) == 0
     assert json.loads((tmp_path / f"{stem}.json").read_text())["values"] == found["values"]
 
 
-def test_several_settings_are_varied_one_at_a_time(own, tmp_path):
+def test_several_settings_are_varied_one_at_a_time(textures, tmp_path):
     """Both have a point with the values of the recipe: it is computed once, and is in both tables."""
-    assert run(tmp_path, own, "--over", "beta", "pivots") == 0
+    assert run(tmp_path, textures, "--over", "beta", "pivots") == 0
     assert len(list((tmp_path / "points").glob("*.json"))) == 6 + 4 - 1
     names = {f"stripes-SOP+SC+SpecMaxExpF-{setting}" for setting in ("beta", "pivots")}
     assert {file.stem for file in tmp_path.glob("*.csv")} == names
@@ -78,12 +65,6 @@ def test_several_settings_are_varied_one_at_a_time(own, tmp_path):
 def test_old_names_of_settings_are_accepted():
     with pytest.warns(DeprecationWarning, match="sigme_eta"):
         assert SweepOptions(over=["eta_prime"]).over == ["sigme_eta"]
-
-
-def test_only_quick_sweeps_are_quick():
-    assert SweepOptions(quick=True).is_quick
-    assert SweepOptions(recipe="demo/vision-quick").is_quick
-    assert not SweepOptions(recipe="demo/vision").is_quick
 
 
 def test_every_study_has_a_method_that_depends_on_its_setting():

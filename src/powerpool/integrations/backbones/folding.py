@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -13,8 +13,10 @@ from torch.nn.utils.fusion import fuse_conv_bn_weights
 
 from powerpool.integrations.backbones.base import Backbone, hooked
 
+N = TypeVar("N", bound=nn.Module)
 
-def fold_batch_norm(module: nn.Module, example: Tensor) -> nn.Module:
+
+def fold_batch_norm(module: N, example: Tensor) -> N:
     r"""Return a frozen copy in eval mode, with batch normalization folded into the preceding convolutions.
 
     .. math:: \frac{W x + b - \mu}{\sqrt{v + \epsilon}}\, a + c = W' x + b', \qquad

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,13 +14,8 @@ from powerpool.data import ImageSplit
 from powerpool.errors import ArgumentError
 from powerpool.tasks.vision.config import VisionConfig
 
-if TYPE_CHECKING:
-    from PIL import Image
-
 ASPECTS = (3 / 4, 4 / 3)
 """Width to height of a random crop, before it is resized to a square; crops of elongated images exceed this."""
-
-Box = tuple[float, float, float, float]
 
 
 class RandomCrops(Dataset[dict[str, Any]]):
@@ -60,13 +55,16 @@ class RandomCrops(Dataset[dict[str, Any]]):
             crop = image.resize(square, method, box=box)
             if training.flip and draw[4] < 0.5:
                 crop = crop.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
-            images.append(_pixels(crop))
+            flat = torch.frombuffer(bytearray(crop.tobytes()), dtype=torch.uint8)  # bytes would not be writable
+            images.append(flat.view(*square, 3))
         lowest = max(0.0, 1 - training.jitter)
         factors = lowest + (1 + training.jitter - lowest) * draws[:, 5:]
         return {"images": torch.stack(images), "factors": factors.float(), "target": self.split.targets[index]}
 
 
-def random_box(width: int, height: int, smallest: float, share: float, aspect: float, right: float, down: float) -> Box:
+def random_box(
+    width: int, height: int, smallest: float, share: float, aspect: float, right: float, down: float
+) -> tuple[float, float, float, float]:
     """Return a box inside an image with ``smallest`` to 1 of its area, from four draws in [0, 1).
 
     Its aspect ratio is between 3/4 and 4/3 if a box of that area fits, and as near to that as possible otherwise.
@@ -125,8 +123,3 @@ def draw_batches(count: int, size: int, seed: int, world: int = 1) -> list[Tenso
     if parts and len(last) < world:
         return [*parts[:-1], torch.cat([parts[-1], last])]
     return [*parts, last]
-
-
-def _pixels(image: Image.Image) -> Tensor:  # shape: (H, W, 3), uint8
-    flat = torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8)  # bytes would not be writable
-    return flat.view(image.height, image.width, 3)

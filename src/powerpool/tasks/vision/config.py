@@ -12,6 +12,7 @@ from powerpool.data import Crops
 from powerpool.data.images import Corrupt
 from powerpool.errors import ArgumentError, require_choice
 from powerpool.tasks.methods import VISION_METHODS
+from powerpool.tasks.options import require_distinct
 
 Head = Literal["ridge", "softmax"]
 Mode = Literal["frozen", "end-to-end"]
@@ -67,9 +68,8 @@ class PoolConfig:
         method = VISION_METHODS[self.method]
         if self.reduce_to is not None:
             _require_range("pool.reduce_to", self.reduce_to, 1, 1 << 16)
-        for name, largest in (("pivots", 1000), ("iterations", 1000)):
-            if name in method.parameters:
-                _require_range(f"pool.{name}", getattr(self, name), 1, largest)
+        for name in {"pivots", "iterations"} & set(method.parameters):
+            _require_range(f"pool.{name}", getattr(self, name), 1, 1000)
         method.require_settings(self.method, self, "pool")
 
 
@@ -100,8 +100,9 @@ class HeadConfig:
         require_above(0, "head", learning_rate=self.learning_rate, scale=self.scale)
         for name, require in (("ridge_penalty", require_above), ("softmax_penalty", require_at_least)):
             values = getattr(self, name)
-            if not values or len(set(values)) != len(values):
-                raise ArgumentError(f"head.{name} must have at least one value, each of them once (got {values}).")
+            require_distinct(**{f"head.{name}": values})
+            if not values:
+                raise ArgumentError(f"head.{name} must have at least one value (got none).")
             for value in values:
                 require(0, "head", **{name: value})
 
@@ -188,9 +189,7 @@ class GridConfig:
     alpha: list[float] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        for name, values in vars(self).items():
-            if len(set(values)) != len(values):
-                raise ArgumentError(f"grid.{name} must not repeat a value (got {values}).")
+        require_distinct(**{f"grid.{name}": values for name, values in vars(self).items()})
 
 
 @dataclass(frozen=True)

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-import logging
-import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
@@ -15,13 +12,15 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from powerpool.checks import require_at_least
 from powerpool.console import emit, print_line, print_note, show_status
 from powerpool.data import Crops
 from powerpool.errors import ArgumentError, PowerPoolError
 from powerpool.files import atomic
-from powerpool.integrations.backbones import Backbone, fold_batch_norm
+from powerpool.integrations.backbones import fold_batch_norm
 from powerpool.solvers import NewtonSchulz
 from powerpool.tasks.methods import VISION_METHODS
+from powerpool.tasks.training import quiet_loggers
 from powerpool.tasks.vision.config import PoolConfig, grid_values
 from powerpool.tasks.vision.inference import TrainedModel, load_run
 from powerpool.tasks.vision.model import ImageClassifier
@@ -63,8 +62,7 @@ class ExportOptions:
     download: bool = False
 
     def __post_init__(self) -> None:
-        _require_format(self.out)
-        _require_batch(self.batch)
+        _require_file(self.out, self.batch)
 
 
 def export(options: ExportOptions) -> None:
@@ -75,21 +73,21 @@ def export(options: ExportOptions) -> None:
         print_note(f"{method} is exported in its fast form: matrix products instead of eigenvalues, the same result.")
     with show_status("exporting"):
         found = export_model(model, options.out, batch=options.batch, check=options.check)
-    size = Path(options.out).stat().st_size / 1e6
+    size, shape = Path(options.out).stat().st_size / 1e6, _shape(model, options.batch)
     difference = "not checked" if found is None else f"largest difference {found:.1g}"
     emit(
         {
             "written": [Path(options.out)],
             "method": method,
             "backbone": model.backbone.name,
-            "input": _shape(model, options.batch),
+            "input": shape,
             "classes": len(model.classes),
             "difference": found,
         }
     )
     print_line(
         f"Exported {method} on {model.backbone.name} as {FORMATS[Path(options.out).suffix]} to {options.out}, "
-        f"{size:.1f} MB. Input: {INPUT} {_shape(model, options.batch)}, float32 from 0 to 1. "
+        f"{size:.1f} MB. Input: {INPUT} {shape}, float32 from 0 to 1. "
         f"Output: {OUTPUT} of {len(model.classes)} classes, {difference}."
     )
 
@@ -126,11 +124,10 @@ def export_model(
         0.0
         torch.Size([5, 2])
     """
-    suffix = _require_format(path)
-    _require_batch(batch)
+    suffix = _require_file(path, batch)
     _require_exportable(model.network.pool.config)
     write, open_file = (_write_onnx, _open_onnx) if suffix == ".onnx" else (_write_pt2, _open_pt2)
-    with atomic(path) as temporary, _quiet():
+    with atomic(path) as temporary, quiet_loggers(*CHATTY):
         try:
             write(model, batch, temporary)
             run = open_file(temporary) if check else None
@@ -191,11 +188,9 @@ class _Probabilities(nn.Module):
     def __init__(self, model: TrainedModel) -> None:
         super().__init__()
         network = copy.deepcopy(model.network).cpu().eval().requires_grad_(False)
-        folded = fold_batch_norm(network.backbone, torch.rand(1, 3, model.crops.size, model.crops.size))
-        assert isinstance(folded, Backbone)
-        network.backbone = folded
+        network.backbone = fold_batch_norm(network.backbone, torch.rand(1, 3, model.crops.size, model.crops.size))
         if network.pool.head is not None:  # it belongs to the backbone before folding
-            network.pool.head = folded.head
+            network.pool.head = network.backbone.head
         if takes_fast_form(network.pool.config):
             network.pool.solver = "auto"
         self.network: ImageClassifier = network
@@ -206,16 +201,15 @@ class _Probabilities(nn.Module):
         return logits.softmax(-1)
 
 
+def _free_dimensions(batch: int | None) -> dict[str, dict[int, torch.export.Dim]] | None:
+    return None if batch is not None else {INPUT: {0: torch.export.Dim("batch", min=1)}}
+
+
 def _trace(model: TrainedModel, batch: int | None) -> torch.export.ExportedProgram:
     # Two images: a dimension of 1 would be treated as a constant.
     example = torch.rand(batch or 2, model.crops.count, 3, model.crops.size, model.crops.size)
     with torch.no_grad():
-        return torch.export.export(_Probabilities(model), (example,), dynamic_shapes=_free(batch))
-
-
-def _free(batch: int | None) -> dict[str, dict[int, torch.export.Dim]] | None:
-    """Return the dynamic dimensions of the input."""
-    return None if batch is not None else {INPUT: {0: torch.export.Dim("batch", min=1)}}
+        return torch.export.export(_Probabilities(model), (example,), dynamic_shapes=_free_dimensions(batch))
 
 
 def _write_pt2(model: TrainedModel, batch: int | None, path: Path) -> None:
@@ -236,7 +230,7 @@ def _write_onnx(model: TrainedModel, batch: int | None, path: Path) -> None:
         dynamo=True,
         input_names=[INPUT],
         output_names=[OUTPUT],
-        dynamic_shapes=_free(batch),  # for the name of the dimension
+        dynamic_shapes=_free_dimensions(batch),  # for the name of the dimension
         opset_version=OPSET,
         external_data=False,
         verbose=False,
@@ -273,17 +267,15 @@ def _difference(run: Callable[[Tensor], Tensor], model: TrainedModel, batch: int
     return float(largest)
 
 
-def _require_format(path: str | Path) -> str:
+def _require_file(path: str | Path, batch: int | None) -> str:
+    """Return the suffix of a file that can be exported."""
     suffix = Path(path).suffix
     if suffix not in FORMATS:
         named = " or ".join(f"{known} ({name})" for known, name in FORMATS.items())
         raise ArgumentError(f"out must end in {named} (got {str(path)!r}).")
+    if batch is not None:
+        require_at_least(1, "", batch=batch)
     return suffix
-
-
-def _require_batch(batch: int | None) -> None:
-    if batch is not None and batch < 1:
-        raise ArgumentError(f"batch must be at least 1, or null for any number (got {batch}).")
 
 
 def _require_exportable(pool: PoolConfig) -> None:
@@ -296,32 +288,15 @@ def _require_exportable(pool: PoolConfig) -> None:
         )
 
 
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Silence messages of the exporters, which users cannot act on."""
-    loggers = [logging.getLogger(name) for name in CHATTY]
-    levels = [logger.level for logger in loggers]
-    try:
-        for logger in loggers:
-            logger.setLevel(logging.ERROR)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
-
-
 def _preprocessing(crops: Crops) -> str:
-    side = f"{crops.resize}" if crops.resize else f"{crops.size} if it is shorter"
-    cut = f"Resize the short side of the image to {side} pixels, cut squares of {crops.size}"
+    side = crops.resize or f"{crops.size} if it is shorter"
+    cut = f"Resize the short side of the image to {side} pixels, cut squares of {crops.size}. "
     whole = f"the whole image, squeezed to {crops.size} x {crops.size}"
     listed = ", ".join(whole if kind == "whole" else kind for kind in crops.kinds)
     mirrored = "; then their mirror images, in the same order" if crops.mirrored else ""
-    first = "" if crops.kinds == ("whole",) else f"{cut}. "
     return (
-        f"{first}The crops are: {listed}{mirrored}. Resize {crops.interpolation} with antialiasing. Divide bytes by "
-        "255. The file itself applies mean and standard deviation."
+        f"{'' if crops.kinds == ('whole',) else cut}The crops are: {listed}{mirrored}. Resize {crops.interpolation} "
+        "with antialiasing. Divide bytes by 255. The file itself applies mean and standard deviation."
     )
 
 
@@ -338,5 +313,4 @@ def _reason(error: BaseException) -> str:
     """Return the first line of the original error."""
     while error.__cause__ is not None:
         error = error.__cause__
-    lines = str(error).strip().splitlines() or [type(error).__name__]
-    return lines[0].rstrip(".")
+    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib import metadata
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from powerpool.data import Crops, ImageDataset, ImageSet, ImageSplit, Splits, check_images, load_images
 from powerpool.data.decoding import DECODER_VERSION
@@ -53,10 +54,9 @@ class Features:
         """C of the maps."""
         return self.stores[SPLITS[0]].shape[1]
 
-    def maps(self, *splits: str) -> Tensor:  # shape: (n, K, C, h, w)
-        """Return the maps of one or several splits; those of a single split are not copied into memory."""
-        found = [self.stores[split].maps for split in splits]
-        return found[0] if len(found) == 1 else torch.cat(found)
+    def maps(self, split: str) -> Tensor:  # shape: (n, K, C, h, w)
+        """Return the maps of a split, which are not copied into memory."""
+        return self.stores[split].maps
 
     def labels(self, *splits: str) -> Tensor:
         """Return the classes of one or several splits."""
@@ -109,9 +109,9 @@ def extract(
     }
     place = (folder or cache_folder("features")) / f"{images.name}-{store_key(facts)}"
     with locked(place):
-        example = torch.rand(1, 3, config.crops.size, config.crops.size)
-        network = Frozen(fold_batch_norm(backbone, example), choose_device(config.accelerator))
-        shape = (config.crops.count, *network(torch.zeros(1, 3, *example.shape[2:], dtype=torch.uint8)).shape[1:])
+        size = config.crops.size
+        network = freeze(backbone, size, config.accelerator)
+        shape = (config.crops.count, *network(torch.zeros(1, 3, size, size, dtype=torch.uint8)).shape[1:])
         for name, split in splits.items():
             store = FeatureStore(place / name, facts, count=len(split), shape=shape, dtype=config.stored)
             _fill(store, split, config.crops, network, config.workers, partial(watch, f"features of {name}"))
@@ -160,25 +160,19 @@ def open_features(folder: str | Path) -> Features:
 
 def find_features(data_digest: str, backbone_digest: str, crops: Crops) -> Features | None:
     """Return the newest features in the cache for these images, backbone and crops; None if there are none."""
-    facts = {"data_digest": data_digest, "backbone_digest": backbone_digest, "crops": crops.config}
-    files = sorted(cache_folder("features").glob(f"*/{ITEMS}"), key=lambda path: -path.stat().st_mtime)
-    return next((found for file in files if (found := _open_if_same(file, facts)) is not None), None)
-
-
-def _open_if_same(file: Path, wanted: Mapping[str, Any]) -> Features | None:
-    try:
-        facts = read_json(file)["facts"]
-        return open_features(file.parent) if {name: facts[name] for name in wanted} == wanted else None
-    except (RecordError, KeyError, TypeError):  # of another version, or incomplete
-        return None
+    wanted = {"data_digest": data_digest, "backbone_digest": backbone_digest, "crops": crops.config}
+    for file in sorted(cache_folder("features").glob(f"*/{ITEMS}"), key=lambda path: -path.stat().st_mtime):
+        with contextlib.suppress(RecordError, KeyError, TypeError):  # of another version, or incomplete
+            facts = read_json(file)["facts"]
+            if {name: facts[name] for name in wanted} == wanted:
+                return open_features(file.parent)
+    return None
 
 
 class Frozen:
     """A folded backbone on a device, which turns bytes of crops into maps, a few crops at a time."""
 
-    def __init__(self, backbone: nn.Module, device: torch.device) -> None:
-        if not isinstance(backbone, Backbone):
-            raise TypeError(f"Frozen needs a Backbone (got {type(backbone).__name__}).")
+    def __init__(self, backbone: Backbone, device: torch.device) -> None:
         self.backbone = backbone.to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.device = device
         self.batch = CPU_BATCH if device.type == "cpu" else GPU_BATCH
@@ -192,6 +186,11 @@ class Frozen:
                 images = normalize_images(part.to(self.device), self._mean, self._std)
                 parts.append(self.backbone(images.contiguous(memory_format=torch.channels_last)).cpu())
         return torch.cat(parts).contiguous()
+
+
+def freeze(backbone: Backbone, size: int, accelerator: str) -> Frozen:
+    """Return a folded copy of a backbone for crops of ``size`` pixels."""
+    return Frozen(fold_batch_norm(backbone, torch.rand(1, 3, size, size)), choose_device(accelerator))
 
 
 class _Maps(torch.utils.data.Dataset[Tensor]):
@@ -219,13 +218,12 @@ def _fill(
     if store.is_complete:
         return
     rest = ImageDataset(split.select(range(store.done, len(split))), crops)
-    since = 0
+    flushed = store.done
     for maps in stream_maps(rest, network, workers, DTYPES[store.dtype]):
         store.append(maps)
-        since += len(maps)
-        if since >= FLUSH_EVERY:
+        if store.done - flushed >= FLUSH_EVERY:
             store.flush()
-            since = 0
+            flushed = store.done
         watch(store.done, len(split))
     store.flush()
 
@@ -242,11 +240,10 @@ def stream_maps(
         dtype: of the maps.
     """
     count = usable_cores() if workers is None else workers
-    size = max(1, GPU_BATCH // images.crops.count)
-    ahead = 2 if count else None
+    size, ahead = max(1, GPU_BATCH // images.crops.count), 2 if count else None
     if network.device.type == "cpu" and count:
-        dataset = _Maps(images, network, dtype)
-        yield from torch.utils.data.DataLoader(dataset, size, num_workers=count, prefetch_factor=ahead)
+        computed = _Maps(images, network, dtype)
+        yield from torch.utils.data.DataLoader(computed, size, num_workers=count, prefetch_factor=ahead)
         return
     for batch in torch.utils.data.DataLoader(images, size, num_workers=count, prefetch_factor=ahead):
         crops = batch["images"]

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from powerpool.console import print_note
 from powerpool.data import Crops, ImageDataset, ImageSet, ImageSplit, Splits, check_images, list_images, load_images
 from powerpool.errors import ArgumentError, RecordError
-from powerpool.integrations.backbones import Backbone, fold_batch_norm, load_backbone
+from powerpool.integrations.backbones import Backbone, load_backbone
 from powerpool.runs.config import read_recipe
 from powerpool.runs.environment import environment
 from powerpool.runs.folder import (
@@ -32,7 +32,8 @@ from powerpool.tasks.base import Evaluation, Predictions, TextTable, Watch, conf
 from powerpool.tasks.pooling import FeatureSource, Samples
 from powerpool.tasks.spectra import mean_spectrum, spread_out
 from powerpool.tasks.vision.config import RENAMED_PARAMETERS, PoolConfig, VisionConfig, require_crops
-from powerpool.tasks.vision.extraction import Frozen, choose_device, find_features, read_images, stream_maps
+from powerpool.tasks.vision.extraction import find_features, freeze, read_images, stream_maps
+from powerpool.tasks.vision.linear import top_five
 from powerpool.tasks.vision.model import ImageClassifier
 from powerpool.tasks.vision.options import EvaluateOptions, PredictOptions
 
@@ -44,6 +45,8 @@ PAIRS = 10
 """Number of pairs of confused classes that are listed."""
 ROWS = 20
 """Number of classes in a table for the terminal."""
+WHOLE = Splits(validation=0.0, test=0.0)
+"""Images without splits are one."""
 SHOWN = 3
 """Number of classes in the table of predictions, the most probable first."""
 
@@ -107,9 +110,8 @@ class TrainedModel:
     ) -> Tensor:  # shape: (n, classes)
         """Return the logits of images; for workers see :func:`powerpool.tasks.vision.extraction.stream_maps`."""
         network, parts = self.network.eval().cpu(), []
-        stream = self._maps(images, workers, accelerator)
         with torch.inference_mode():
-            for maps in stream:
+            for maps in self.maps(images, workers, accelerator):
                 parts.append(network.classify(network.pool(maps)))
                 watch(sum(map(len, parts)))
         return torch.cat(parts)
@@ -118,13 +120,13 @@ class TrainedModel:
         """Return the mean spectrum of some of the images; see :func:`powerpool.tasks.spectra.mean_spectrum`."""
         pool = self.network.eval().cpu().pool
         with torch.random.fork_rng(devices=[]):  # the random state of the caller does not change
-            stream = self._maps(images.select(spread_out(len(images)).tolist()), 0, accelerator)
+            stream = self.maps(images.select(spread_out(len(images)).tolist()), 0, accelerator)
             with torch.inference_mode():
                 return mean_spectrum(pool.normalization, (pool.feature_set(maps) for part in stream for maps in part))
 
-    def _maps(self, images: ImageSplit, workers: int | None, accelerator: str) -> Iterator[Tensor]:
-        example = torch.rand(1, 3, self.crops.size, self.crops.size)
-        frozen = Frozen(fold_batch_norm(self.backbone, example), choose_device(accelerator))
+    def maps(self, images: ImageSplit, workers: int | None, accelerator: str) -> Iterator[Tensor]:
+        """Compute the feature maps of images, a few images at a time."""
+        frozen = freeze(self.backbone, self.crops.size, accelerator)
         return stream_maps(ImageDataset(images, self.crops), frozen, 0 if len(images) < FEW else workers)
 
     def save(self, folder: Path) -> None:
@@ -189,7 +191,6 @@ class VisionEvaluation(Evaluation):
     classes: tuple[str, ...]
     matrix: tuple[tuple[int, ...], ...]
     """A row for each true class, a column for each predicted one."""
-    remarks: tuple[str, ...] = ()
 
     @classmethod
     def of(
@@ -204,12 +205,11 @@ class VisionEvaluation(Evaluation):
             (((1, 0), (1, 1)), 50.0, [('dog', 'cat', 1, 50.0)])
         """
         matrix = confusion_matrix(logits.argmax(-1), targets, len(classes))
-        best = logits.topk(min(5, len(classes)), dim=-1).indices
         return cls(
             method=method,
             images=images,
             top1=100 * int(matrix.diagonal().sum()) / len(targets),
-            top5=100 * int((best == targets[:, None]).sum()) / len(targets),
+            top5=top_five(logits, targets),
             loss=float(nn.functional.cross_entropy(logits.double(), targets)),
             classes=tuple(classes),
             matrix=tuple(tuple(row) for row in matrix.tolist()),
@@ -230,14 +230,14 @@ class VisionEvaluation(Evaluation):
 
     @property
     def confused(self) -> list[tuple[str, str, int, float]]:
-        """The most confused pairs: true class, predicted class, count, and share of the true class in %."""
+        """Confused pairs, the most frequent first: true class, predicted class, count, share of the true class in %."""
         found = [
             (name, self.classes[column], count, 100 * count / sum(row))
             for place, (name, row) in enumerate(zip(self.classes, self.matrix, strict=True))
             for column, count in enumerate(row)
             if count and column != place
         ]
-        return sorted(found, key=lambda pair: (-pair[2], -pair[3]))[:PAIRS]
+        return sorted(found, key=lambda pair: (-pair[2], -pair[3]))
 
     @property
     def confusion(self) -> Confusion:
@@ -257,7 +257,7 @@ class VisionEvaluation(Evaluation):
             "confusion": [list(row) for row in self.matrix],
             "confused": [
                 {"class": name, "said": predicted, "count": count, "share": share}
-                for name, predicted, count, share in self.confused
+                for name, predicted, count, share in self.confused[:PAIRS]
             ],
             "environment": to_json(environment()),
         }
@@ -268,37 +268,32 @@ class VisionEvaluation(Evaluation):
             f"{self.method} on {self.images}: top-1 {self.top1:.2f} %, top-5 {self.top5:.2f} %, loss {self.loss:.3f}, "
             f"{sum(counts.values())} images"
         )
+        most_confused: dict[str, str] = {}
+        for name, other, count, _ in self.confused:
+            most_confused.setdefault(name, f"{other} ({count})")
         # Classes without images come last.
         worst = sorted(self.classes, key=lambda name: math.inf if (value := by_class[name]) is None else value)
         rows = []
         for name in worst[:ROWS]:
             accuracy = by_class[name]
             shown = "-" if accuracy is None else f"{accuracy:.1f}"
-            rows.append((name, str(counts[name]), shown, self._most_confused_with(name)))
+            rows.append((name, str(counts[name]), shown, most_confused.get(name, "")))
         columns = ("class", "images", "accuracy %", "most often predicted as")
         caption = f"the {ROWS} worst of {len(self.classes)} classes" if len(self.classes) > ROWS else ""
         tables = [TextTable(title, columns, tuple(rows), (columns[0], columns[3]), caption)]
-        pairs = tuple((name, other, str(count), f"{share:.1f}") for name, other, count, share in self.confused)
-        if pairs:
+        if self.confused:
             columns = ("class", "predicted", "images", "% of the class")
-            tables.append(TextTable("most confused", columns, pairs, columns[:2]))
+            pairs = [(name, other, str(count), f"{share:.1f}") for name, other, count, share in self.confused[:PAIRS]]
+            tables.append(TextTable("most confused", columns, tuple(pairs), columns[:2]))
         return tables
-
-    def _most_confused_with(self, name: str) -> str:
-        row = self.matrix[self.classes.index(name)]
-        others = [(count, other) for count, other in zip(row, self.classes, strict=True) if other != name and count]
-        count, other = max(others, key=lambda entry: entry[0], default=(0, ""))
-        return f"{other} ({count})" if count else ""
 
 
 def evaluate(options: EvaluateOptions, watch: Watch) -> VisionEvaluation:
     """Test the model of a run: on a split of its own images, or on other labelled images."""
     model = load_run(options.run, download=options.download)
-    config = read_recipe(Path(options.run, CONFIG), VisionConfig)
-    config = replace(config, data_root=options.data_root or config.data_root, download=options.download)
+    config = _read_config(options.run, options)
     if options.data:
-        whole = Splits(validation=0.0, test=0.0)
-        images = load_images(options.data, config.data_root, download=options.download, splits=whole)
+        images = load_images(options.data, config.data_root, download=config.download, splits=WHOLE)
         tested = _with_classes_of(model, images, options.split)
         which = f"{options.split or 'all'} pictures of {images.name}"
     else:
@@ -317,6 +312,17 @@ def evaluate(options: EvaluateOptions, watch: Watch) -> VisionEvaluation:
     return VisionEvaluation.of(model.network.pool.config.method, which, logits, tested.targets, model.classes)
 
 
+def _read_config(folder: str | Path, places: EvaluateOptions | Samples) -> VisionConfig:
+    """Return the settings of a run, with the place of its data on this machine."""
+    config = read_recipe(Path(folder, CONFIG), VisionConfig)
+    return replace(config, data_root=places.data_root or config.data_root, download=places.download)
+
+
+def _join_splits(images: ImageSet) -> ImageSplit:
+    first, *others = images.splits.values()
+    return sum(others, start=first)
+
+
 def _with_classes_of(model: TrainedModel, images: ImageSet, split: str | None) -> ImageSplit:
     """Return a split, or all images, with the class indices of the model."""
     unknown = [name for name in images.classes if name not in model.classes]
@@ -326,9 +332,8 @@ def _with_classes_of(model: TrainedModel, images: ImageSet, split: str | None) -
             f"{len(model.classes)}, such as {', '.join(model.classes[:5])}."
         )
     places = torch.tensor([model.classes.index(name) for name in images.classes])
-    first, *others = images.splits.values() if split is None else [images[split]]
-    together = sum(others, start=first)
-    return replace(together, targets=places[together.targets])
+    tested = _join_splits(images) if split is None else images[split]
+    return replace(tested, targets=places[tested.targets])
 
 
 # ---- prediction ------------------------------------------------------------------------------------------------------
@@ -380,16 +385,12 @@ def feature_source(folder: Path, samples: Samples) -> FeatureSource:
             name = f"the {samples.split} images of {identity.name}, stored features"
             return FeatureSource(pool.normalization, (pool.feature_set(maps[row]) for row in drawn), len(drawn), name)
     if samples.data is not None:
-        whole = Splits(validation=0.0, test=0.0)
-        images = load_images(samples.data, samples.data_root, download=samples.download, splits=whole)
-        first, *others = images.splits.values()
-        split, name = sum(others, start=first), f"all images of {images.name}"
+        images = load_images(samples.data, samples.data_root, download=samples.download, splits=WHOLE)
+        split, name = _join_splits(images), f"all images of {images.name}"
     else:
-        config = read_recipe(folder / CONFIG, VisionConfig)
-        config = replace(config, data_root=samples.data_root or config.data_root, download=samples.download)
-        images = read_images(config)[0]
+        images = read_images(_read_config(folder, samples))[0]
         split, name = images[samples.split], f"the {samples.split} images of {images.name}"
         data = DataIdentity(images.name, images.digest)
     chosen = split.select(samples.draw(torch.arange(len(split))).tolist())
-    sets = (pool.feature_set(maps) for part in model._maps(chosen, 0, "auto") for maps in part)
+    sets = (pool.feature_set(maps) for part in model.maps(chosen, 0, "auto") for maps in part)
     return FeatureSource(pool.normalization, sets, len(chosen), name, data)

@@ -232,3 +232,9 @@ def score(scores: Tensor, targets: Tensor) -> Score:  # shape: (n, classes), (n,
     """Return accuracy in % and mean cross-entropy."""
     right = (scores.argmax(-1) == targets).double().mean()
     return Score(100 * float(right), float(nn.functional.cross_entropy(scores, targets)))
+
+
+def top_five(scores: Tensor, targets: Tensor) -> float:  # shape: (n, classes), (n,)
+    """Return the share in % of samples whose class is among the five with the highest scores."""
+    best = scores.topk(min(5, scores.shape[-1]), dim=-1).indices
+    return 100 * float((best == targets[:, None]).any(-1).double().mean())

@@ -7,15 +7,13 @@ batches. A resumed training is therefore the same as one that was not stopped, b
 from __future__ import annotations
 
 import contextlib
-import logging
 import math
 import signal
 import time
-import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +24,7 @@ from powerpool.data import ImageDataset, ImageSplit
 from powerpool.errors import PowerPoolError
 from powerpool.runs.checkpoint import load_state, save_state
 from powerpool.tasks.base import Watch
+from powerpool.tasks.training import Event
 from powerpool.tasks.vision.augmentation import RandomCrops, draw_batches, jitter, mix_seed
 from powerpool.tasks.vision.config import VisionConfig
 from powerpool.tasks.vision.extraction import CPU_BATCH, GPU_BATCH, choose_device
@@ -49,12 +48,6 @@ class FineTuningError(PowerPoolError, RuntimeError):
 
 class Stopped(BaseException):
     """The user has stopped the training; not an Exception, so that nothing handles it as an error."""
-
-
-class Flag(Protocol):
-    """An event of threads or processes, set when the user stops the training."""
-
-    def is_set(self) -> bool: ...
 
 
 @dataclass
@@ -83,10 +76,6 @@ class Progress:
         named = {name: getattr(self, name) for name in ("train_loss", "validation_loss", "validation_value")}
         return {name: list(values) for name, values in named.items() if values}
 
-    def describe(self) -> str:
-        """Return a text such as ``1 epochs and 2 batches``."""
-        return f"{self.epoch} epochs" + (f" and {self.position} batches" if self.position else "")
-
 
 @dataclass(frozen=True)
 class Plan:
@@ -111,7 +100,7 @@ class Plan:
 class Loop:
     """One process of a training: epochs of batches, each followed by a validation."""
 
-    def __init__(self, plan: Plan, model: ImageClassifier, fabric: Fabric, stop: Flag, watch: Watch) -> None:
+    def __init__(self, plan: Plan, model: ImageClassifier, fabric: Fabric, stop: Event, watch: Watch) -> None:
         self.plan, self.config, self.model = plan, plan.config.training, model
         self.fabric, self.stop, self.watch = fabric, stop, watch
         self.progress = Progress()
@@ -236,15 +225,17 @@ class Loop:
         found = {"train_loss": progress.total / len(self.plan.train)}
         if self.plan.validation is not None:
             found["validation_loss"], found["validation_value"] = self.validate(self.plan.validation)
+            self.keep_best(progress.epoch + 1, found["validation_value"], found["validation_loss"])
         for name, value in found.items():
             getattr(progress, name).append(value)
         progress.epoch, progress.position, progress.total = progress.epoch + 1, 0, 0.0
-        if self.plan.validation is not None:
-            self.keep_best(found["validation_value"], found["validation_loss"])
         self._log(progress.step, **found)
         self.save()
         if self.plan.show and self.fabric.is_global_zero:
-            print_note(self._describe_epoch(found))
+            text = f"epoch {progress.epoch} of {self.config.epochs}: loss {found['train_loss']:.4f}"
+            if self.plan.validation is not None:
+                text += f", validation {found['validation_value']:.2f} %, loss {found['validation_loss']:.4f}"
+            print_note(text)
         if self._sum(self.stop.is_set())[0] and progress.epoch < self.config.epochs:
             raise Stopped
 
@@ -271,18 +262,12 @@ class Loop:
         maps = torch.cat([self.model.maps(part) for part in crops.split(size, dim=1)], dim=1)
         return self.model.classify(self.model.pool(maps))
 
-    def keep_best(self, value: float, loss: float) -> None:
-        """Keep the weights of the last epoch if it is the best: by accuracy, then by loss; of equal ones the first."""
+    def keep_best(self, epoch: int, value: float, loss: float) -> None:
+        """Keep the weights if they are the best so far: by accuracy, then by loss; of equal ones the first."""
         best = self.progress.best
         if best is None or (value, -loss) > (best["value"], -best["loss"]):
             weights = {name: tensor.detach().cpu().clone() for name, tensor in self.model.state_dict().items()}
-            self.progress.best = {"epoch": self.progress.epoch, "value": value, "loss": loss, "weights": weights}
-
-    def _describe_epoch(self, found: dict[str, float]) -> str:
-        text = f"epoch {self.progress.epoch} of {self.config.epochs}: loss {found['train_loss']:.4f}"
-        if "validation_value" not in found:
-            return text
-        return f"{text}, validation {found['validation_value']:.2f} %, loss {found['validation_loss']:.4f}"
+            self.progress.best = {"epoch": epoch, "value": value, "loss": loss, "weights": weights}
 
     # ---- logs and checkpoints ----------------------------------------------------------------------------------------
 
@@ -357,24 +342,6 @@ def make_fabric(plan: Plan, *, launched: bool) -> Fabric:
     )
     fabric.launch()
     return fabric
-
-
-@contextlib.contextmanager
-def quiet_fabric() -> Iterator[None]:
-    """Silence Fabric's messages about processes and existing logs; errors are raised as usual."""
-    import lightning.fabric  # noqa: F401  # importing it sets the levels of its loggers
-
-    loggers = [logging.getLogger(f"lightning.{name}") for name in ("fabric", "pytorch")]
-    levels = [logger.level for logger in loggers]
-    try:
-        for logger in loggers:
-            logger.setLevel(logging.ERROR)
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="Experiment logs directory .* exists and is not empty")
-            yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
 
 
 def _ignore_interrupts(_: int = 0) -> None:

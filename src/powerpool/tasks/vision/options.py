@@ -1,4 +1,4 @@
-"""Options of ``powerpool train|evaluate|predict|reproduce|sweep vision``."""
+"""Options of ``powerpool train|evaluate|predict|reproduce|sweep vision``, and the records of ``sweep``."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from powerpool.data.images import Corrupt
-from powerpool.errors import ArgumentError, require_choice
+from powerpool.errors import ArgumentError, RecordError, require_choice, shown
+from powerpool.files import read_json
 from powerpool.runs.config import Setting
-from powerpool.runs.engines import EngineOptions
-from powerpool.runs.quick import is_quick_recipe
+from powerpool.runs.typed import Json, from_json
 from powerpool.tasks import options as base
 from powerpool.tasks.methods import VISION_METHODS
 from powerpool.tasks.options import read_layered, require_answer_file, require_distinct, take_fields
@@ -26,7 +26,8 @@ from powerpool.tasks.vision.config import (
     grid_names,
     require_workers,
 )
-from powerpool.tasks.vision.studies import PAPER, STUDIES
+
+SCHEMA = "powerpool sweep 1"
 
 
 @dataclass(frozen=True)
@@ -73,8 +74,6 @@ class EvaluateOptions(base.EvaluateOptions):
     Args:
         run: run folder of 'powerpool train vision'
         data: other images, all of which are tested: a folder or zip of class folders, or a data set
-        data_root: folder with data sets; default: that of the run
-        download: allow downloads of data and weights that are not on this machine
         out: folder for evaluation.json and confusion.png; default: the run folder
         split: split to test; default: test, or all of other images. The run was trained on its train and validation
             images
@@ -164,8 +163,34 @@ def read_config(options: Any, data: str | None, mode: Mode | None) -> VisionConf
     return read_layered(VisionConfig, "vision", data, options.recipe, ["quick"] if options.quick else [], **typed)
 
 
+# ---- sweeps ----------------------------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True)
-class SweepOptions(EngineOptions):
+class Study:
+    """The method with which a setting is tried, and its values."""
+
+    method: str
+    values: tuple[float, ...]
+
+
+STUDIES = {
+    "beta": Study("SOP+SC+SpecMaxExpF", (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)),
+    "alpha": Study("SOP+SC+SpecMaxExpF", (0.01, 0.03, 0.1, 0.2, 0.3, 0.5)),
+    "sigme_eta": Study("SOP+SC+SigmE", (50, 200, 1000, 5000, 20000)),
+    "eta": Study("SOP+SC+SpecMaxExpF", (1, 5, 10, 20, 40, 80, 160)),
+    "gamma": Study("SOP+SC+SpecGamma", (0.2, 0.35, 0.5, 0.65, 0.8, 1.0)),
+    "asinhe_gamma": Study("SOP+SC+AsinhE", (100, 1000, 10000, 100000)),
+    "t": Study("SOP+SC+SpecHDP", (0.0001, 0.001, 0.003, 0.01, 0.03, 0.1)),
+    "sigma": Study("SOP+SC+SpecMaxExpF", (0.2, 0.35, 0.5, 0.7, 1.0)),
+    "pivots": Study("SOP+SC+SpecMaxExpF", (3, 5, 7, 10)),
+}
+"""The first four are those of the paper."""
+PAPER = ("beta", "alpha", "sigme_eta", "eta")
+
+
+@dataclass(frozen=True)
+class SweepOptions(base.StudyOptions):
     """Try the values of one setting on the validation images, and pick the best. Test images are not used.
 
     Args:
@@ -174,29 +199,18 @@ class SweepOptions(EngineOptions):
             as in the paper, and also gamma, asinhe_gamma, t, sigma and pivots
         values: values to try, for a single setting; default: a usual range
         method: method to try them with, for a single setting; default: that of the paper
-        recipe: settings instead of those of the data set: a YAML file, or the name of one that ships
-        quick: small images that show that everything works; the numbers mean nothing
-        jobs: values that are tried at once, each on one thread; default: the number of cores
         workers: processes that read images, and run the backbone on a CPU; default: the number of cores
         seed: of splits and batches; default: that of the recipe
-        out: folder for results and plots; default: runs/sweep/vision
-        data_root: folder with data sets; default: $POWERPOOL_DATA, then the cache
-        download: allow downloads of data and weights that are not on this machine
     """
 
+    command: ClassVar[str] = "sweep"
     task: ClassVar[str] = "vision"
     data: str | None = None
     over: list[str] = field(default_factory=lambda: list(PAPER))
     values: list[float] = field(default_factory=list)
     method: str | None = None
-    recipe: str | None = None
-    quick: bool = False
-    jobs: int | None = None
     workers: int | None = None
     seed: int | None = None
-    out: str | None = None
-    data_root: str | None = None
-    download: bool | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -208,8 +222,6 @@ class SweepOptions(EngineOptions):
         require_distinct(over=self.over)
         if not self.over:
             raise ArgumentError("over must name at least one setting (got none).")
-        if self.jobs is not None and self.jobs < 1:
-            raise ArgumentError(f"jobs must be at least 1 (got {self.jobs}).")
         require_workers(self.workers)
         if len(self.over) > 1 and (self.values or self.method):
             raise ArgumentError(f"values and method need a single setting in over (got {', '.join(self.over)}).")
@@ -218,16 +230,6 @@ class SweepOptions(EngineOptions):
             if self.over[0] not in grid_names(self.method):
                 depends = ", ".join(grid_names(self.method)) or "no setting"
                 raise ArgumentError(f"{self.method} does not depend on {self.over[0]}, only on {depends}.")
-
-    @property
-    def is_quick(self) -> bool:
-        """Whether the numbers mean nothing."""
-        return self.quick or is_quick_recipe(self.recipe)
-
-    @property
-    def folder(self) -> Path:
-        """Where everything is written."""
-        return Path(self.out or f"runs/sweep/vision{'-quick' if self.quick else ''}")
 
     def read_config(self) -> VisionConfig:
         """Return the settings that the sweep starts from."""
@@ -244,3 +246,53 @@ class SweepOptions(EngineOptions):
         pool = replace(config.pool, method=self.method or study.method)
         pools = [replace(pool, **{name: value}) for value in values]  # type: ignore[arg-type]
         return [replace(config, pool=one, grid=GridConfig()) for one in pools]
+
+
+@dataclass(frozen=True)
+class SweepPoint:
+    """A value of the setting, and the accuracy in % on validation images."""
+
+    value: float
+    accuracy: float
+
+
+@dataclass(frozen=True)
+class SweepRecord:
+    """What ``powerpool sweep vision`` found for one setting."""
+
+    data: str
+    method: str
+    setting: str
+    points: tuple[SweepPoint, ...]
+    images: int | None = None
+    """Number of validation images; older records do not have it."""
+    quick: bool = False
+
+
+def read_sweep(path: str | Path) -> SweepRecord:
+    """Read a record of ``powerpool sweep``; an error names the file and the field that is wrong."""
+    data = read_json(path)
+    schema = data.get("schema") if isinstance(data, dict) else None
+    if schema != SCHEMA:
+        raise RecordError(
+            f"{path} is not a record of `powerpool sweep`: schema must be {SCHEMA!r} (got {shown(schema)})."
+        )
+    try:
+        return _convert_sweep(data)
+    except RecordError as error:
+        raise RecordError(f"{path} is a damaged record of `powerpool sweep`: {error}") from error
+
+
+def _convert_sweep(data: dict[str, Json]) -> SweepRecord:
+    setting, rows, environment = (data.get(name) for name in ("setting", "values", "environment"))
+    if not isinstance(rows, list) or not rows or not all(isinstance(row, dict) for row in rows):
+        raise RecordError(f"values must be a list of objects (got {shown(rows)}).")
+    found = {
+        "data": data.get("data"),
+        "method": data.get("method"),
+        "setting": RENAMED_PARAMETERS.get(str(setting), setting),
+        "points": [{"value": row.get(str(setting)), "accuracy": row.get("accuracy")} for row in rows],
+        "images": data.get("images", data.get("pictures")),
+        "quick": isinstance(environment, dict) and environment.get("quick") is True,
+    }
+    return from_json(SweepRecord, found)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,13 +41,12 @@ from powerpool.tasks.pooling import FeatureSource, Samples
 from powerpool.tasks.vision import frozen
 from powerpool.tasks.vision.config import PROTOCOLS, GridConfig, PoolConfig, VisionConfig, grid_names, grid_values
 from powerpool.tasks.vision.extraction import SPLITS, Features, extract, open_features, read_images
-from powerpool.tasks.vision.finetuning import FineTuned, fine_tune
+from powerpool.tasks.vision.finetuning import FineTuned, fine_tune, is_first, require_joint_training
 from powerpool.tasks.vision.frozen import FrozenFit, FrozenModel
 from powerpool.tasks.vision.inference import TrainedModel, evaluate, feature_source, predict
-from powerpool.tasks.vision.linear import score
+from powerpool.tasks.vision.linear import score, top_five
 from powerpool.tasks.vision.model import ImageClassifier
 from powerpool.tasks.vision.options import EvaluateOptions, PredictOptions, ReproduceOptions
-from powerpool.tasks.vision.processes import is_first, require_joint_training
 
 END_TO_END = "end-to-end"
 
@@ -208,12 +206,11 @@ class VisionTask(Task[VisionConfig, Data, Fit, Model]):
     ) -> dict[str, SplitResult]:
         if isinstance(data, Features):
             return self._test_frozen(data, fits, models)
-        found = {}
+        found, split = {}, data["test"]
         for protocol, model in models.items():
             assert isinstance(model, TunedModel)
-            split, fit = data["test"], model.fit
-            show = partial(_watch_count, watch, len(split))
-            logits = model.trained.logits(split, config.workers, show)
+            fit = model.fit
+            logits = model.trained.logits(split, config.workers, lambda done: watch("test images", done, len(split)))
             found[protocol] = _measure(
                 logits,
                 split.targets,
@@ -324,10 +321,6 @@ class VisionTask(Task[VisionConfig, Data, Fit, Model]):
 TASK = VisionTask()
 
 
-def _watch_count(watch: Watch, total: int, done: int) -> None:
-    watch("test images", done, total)
-
-
 def _targets(data: Data, split: str) -> Tensor:
     return data.targets[split] if isinstance(data, Features) else data[split].targets
 
@@ -344,12 +337,11 @@ def _measure(
 ) -> SplitResult:  # shape: (n, classes), (n,)
     """Return the result of a test."""
     right, found = logits.argmax(-1) == targets, score(logits, targets)
-    best = logits.topk(min(5, logits.shape[-1]), dim=-1).indices
     return SplitResult(
         number=0,
         value=found.value,
         test_loss=found.loss,
-        top5=100 * float((best == targets[:, None]).any(-1).double().mean()),
+        top5=top_five(logits, targets),
         count=len(targets),
         right=pack_bits(right),
         confusion=Confusion.of(confusion_matrix(logits.argmax(-1), targets, len(classes)), classes),
