@@ -11,6 +11,7 @@ from powerpool.bench.record import BenchRecord, CaseRecord, load
 from powerpool.bench.tables import Table
 from powerpool.console import console, emit, print_line
 from powerpool.errors import ArgumentError, RecordError
+from powerpool.report.document import Bold
 
 Verdict = Literal["wrong", "slower", "missing", "faster", "new", "same"]
 ORDER = ("wrong", "slower", "missing", "faster", "new")
@@ -160,8 +161,8 @@ def make_table(changes: list[Change], threshold: float) -> Table:
     for change in sorted((c for c in changes if c.verdict != "same"), key=lambda c: ORDER.index(c.verdict)):
         cells = [f"{value:.3g} {change.unit}" if value is not None else "" for value in (change.old, change.new)]
         times = "" if change.old is None or change.new is None else f"{change.new / change.old:.2f}"
-        verdict = change.verdict.upper() if change.is_regression else change.verdict
+        verdict = Bold(change.verdict.upper()) if change.is_regression else change.verdict
         rows.append((verdict, change.case, change.contender, *cells, times))
     headings = ("verdict", "case", "contender", "old", "new", "ratio")
     title = f"What changed by more than {threshold:g} times and more than the spread"
-    return Table(title, headings, rows, emphasis=[verdict.upper() for verdict in MEANING])
+    return Table(title, headings, rows)
