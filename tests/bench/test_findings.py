@@ -56,11 +56,6 @@ def test_exponent_of_a_power_law_is_found(exponent):
     assert fits_of(*cases[:2]) == []  # two points are not enough
 
 
-def test_a_fixed_cost_changes_the_exponent_of_the_upper_half_less():
-    (fit,) = fits_of(*sweep("channels", (64, 128, 256, 512, 1024, 2048), lambda c: 1e-3 + 1e-9 * c**2))
-    assert fit.exponent < fit.exponent_upper_half < 2
-
-
 def test_logarithmic_growth_in_eta_is_distinguished_from_linear():
     etas = (2, 5, 10, 20, 50, 100, 200, 500, 1000)
     (logarithmic,) = fits_of(*sweep("eta", etas, lambda eta: 1e-3 * (1 + math.log2(eta))))

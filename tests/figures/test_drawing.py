@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.figure import Figure
 
-from powerpool.errors import ShapeError
 from powerpool.figures import drawing
 from powerpool.figures.data import Axis, FigureData, Line, Mark, Panel, linear, logarithmic
 from powerpool.figures.drawing import draw, typeset, write_figure
@@ -158,10 +157,3 @@ def test_points_rise_between_exact_ends(low, factor, points):
         assert (found[0].item(), len(found)) == (pytest.approx(low, rel=1e-12), points)
         assert found[-1].item() == pytest.approx(low * factor, rel=1e-12)
         assert (found.diff() > 0).all()
-
-
-def test_a_line_with_columns_of_different_length_is_refused():
-    with pytest.raises(ShapeError, match="line a"):
-        Line("a", torch.zeros(3), torch.zeros(2))
-    with pytest.raises(ShapeError, match="line a"):
-        Line("a", torch.zeros(3), torch.zeros(3), (torch.zeros(3), torch.zeros(1)))
