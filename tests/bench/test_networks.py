@@ -11,8 +11,8 @@ from torch.testing import assert_close
 
 from powerpool.bench import networks
 from powerpool.bench.cases import Effort, run_case
-from powerpool.bench.findings import LIMITS
 from powerpool.bench.measure import Stopwatch, peak_bytes
+from powerpool.bench.record import LIMITS
 from powerpool.tasks.fewshot.config import ModelConfig
 from powerpool.tasks.fewshot.model import make_network
 

@@ -12,7 +12,7 @@ import pytest
 
 import powerpool
 from powerpool import data
-from powerpool.bench.findings import LOSS
+from powerpool.bench.record import LOSS
 from powerpool.solvers import select
 
 DOCS = Path(__file__).parents[2] / "docs"

@@ -15,9 +15,17 @@ from typing import Literal
 
 import torch
 
-from powerpool.bench import cases, findings, operators, tables
+from powerpool.bench import cases, operators, tables
 from powerpool.bench.cases import BenchCase, Effort, run_case
-from powerpool.bench.record import BenchRecord, RecordedOptions, load
+from powerpool.bench.record import (
+    BenchRecord,
+    RecordedOptions,
+    check_limits,
+    find_fits,
+    find_outcomes,
+    find_selection,
+    load,
+)
 from powerpool.console import Bars, console, delegate_result, emit, notes, print_failure, print_line
 from powerpool.errors import ArgumentError, RecordError
 from powerpool.files import locked
@@ -219,10 +227,10 @@ def _add_findings(record: BenchRecord, complete: bool) -> None:
     """Derive fits, targets and the choice of solvers from the cases so far."""
     record.complete = complete
     if record.suite == "pools":
-        record.fits = findings.find_fits(record.cases)
-        record.targets = findings.find_outcomes(record.cases)
+        record.fits = find_fits(record.cases)
+        record.targets = find_outcomes(record.cases)
     if record.suite == "solvers":
         curves = {name: row.curve for name, row in operators.SOLVER_CURVES.items()}
-        record.selection = findings.find_selection(record.cases, curves)
+        record.selection = find_selection(record.cases, curves)
     if record.suite in JOBS:
-        record.targets = findings.check_limits(record.cases)
+        record.targets = check_limits(record.cases)

@@ -121,24 +121,18 @@ def _whole_case(name: str, verdict: Verdict) -> Change:
 
 def _compare_cases(old: CaseRecord, new: CaseRecord, threshold: float, absolute: bool) -> list[Change]:
     changes = []
-    for before in old.results:
-        after = new.find(before.name)
-        if after is None:
-            time = 1e3 * before.total.median
-            changes.append(Change(old.name, before.name, before.origin, "ms", time, None, "missing"))
-            continue
-        millisecond = Spread(1e-3, 1e-3, 1e-3)
+    for name, origin in {result.name: result.origin for result in (*old.results, *new.results)}.items():
+        before, after = old.find(name), new.find(name)
         unit: Unit = "ms"
-        was, now = _divide(before.total, millisecond), _divide(after.total, millisecond)
-        if not absolute and old.floor is not None and new.floor is not None and before.origin != "floor":
-            was, now = _divide(before.total, old.floor.total), _divide(after.total, new.floor.total)
-            unit = "x floor"
-        verdict = _judge(was, now, threshold)
-        changes.append(Change(old.name, before.name, before.origin, unit, was.median, now.median, verdict))
-    for after in new.results:
-        if old.find(after.name) is None:
-            time = 1e3 * after.total.median
-            changes.append(Change(new.name, after.name, after.origin, "ms", None, time, "new"))
+        old_floor = new_floor = Spread(1e-3, 1e-3, 1e-3)
+        is_relative = before is not None and after is not None and origin != "floor" and not absolute
+        if is_relative and old.floor is not None and new.floor is not None:
+            unit, old_floor, new_floor = "x floor", old.floor.total, new.floor.total
+        was = None if before is None else _divide(before.total, old_floor)
+        now = None if after is None else _divide(after.total, new_floor)
+        verdict: Verdict = "new" if was is None else "missing" if now is None else _judge(was, now, threshold)
+        old_time, new_time = (None if spread is None else spread.median for spread in (was, now))
+        changes.append(Change(old.name, name, origin, unit, old_time, new_time, verdict))
     return changes
 
 

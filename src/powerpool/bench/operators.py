@@ -10,8 +10,7 @@ from torch import Tensor
 import powerpool as pp
 from powerpool.bench import competitors, reference
 from powerpool.bench.cases import MOMENT, BenchCase, Contender, Inputs, Reference
-from powerpool.bench.findings import GRAM, TARGETS
-from powerpool.bench.record import Skipped
+from powerpool.bench.record import GRAM, TARGETS, Skipped
 from powerpool.bench.reference import EPS, Scalar
 from powerpool.curves import Curve
 

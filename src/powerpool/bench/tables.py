@@ -6,9 +6,19 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from powerpool.bench.findings import GRAM, LOEWNER, LOSS, NEWTON_SCHULZ, OURS, TARGETS, find_losses
 from powerpool.bench.measure import Spread
-from powerpool.bench.record import BenchRecord, CaseRecord, Measured
+from powerpool.bench.record import (
+    GRAM,
+    LOEWNER,
+    LOSS,
+    NEWTON_SCHULZ,
+    OURS,
+    TARGETS,
+    BenchRecord,
+    CaseRecord,
+    Measured,
+    find_losses,
+)
 from powerpool.console import cell
 from powerpool.report.document import Bold, escaped
 from powerpool.runs.environment import Environment
