@@ -1,83 +1,65 @@
-"""Independent references: the formulas of the paper in mpmath and NumPy, without code of the library.
+"""Independent references: the formulas of ``powerpool.selfcheck.oracle`` for mpmath and NumPy.
 
-A *reference curve* is a function of an mpmath number.
+The oracle shares no code with the library. A *reference curve* is a function of an mpmath number.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from decimal import Context, Decimal, localcontext
+from functools import partial
 
 import mpmath
 import numpy as np
 from mpmath import mpf
 
+from powerpool.selfcheck import oracle
+
 mpmath.mp.dps = 50
 
-Scalar = Callable[[mpf], mpf]
 
-
-@dataclass(frozen=True)
+@dataclass
 class Reference:
     """A curve by the formula of the paper."""
 
-    value: Scalar
-    trace_normalize: bool
-    infinite_slope: bool = False
-    signed: bool = False
-    """Whether the domain contains negative numbers."""
+    scalar: oracle.Scalar
+
+    def __post_init__(self) -> None:
+        self.trace_normalize, self.signed = self.scalar.trace_normalize, self.scalar.signed
+        self.infinite_slope = self.scalar.infinite_slope
+
+    def value(self, p: mpf) -> mpf:
+        return self._apply(self.scalar.value, p)
+
+    def slope(self, p: mpf) -> mpf:
+        return self._apply(self.scalar.slope, p)
+
+    def _apply(self, function: oracle.Function, p: mpf) -> mpf:
+        limited = min(p, mpf(1)) if self.scalar.trace_normalize else p  # round-off beyond the domain
+        with localcontext(Context(prec=mpmath.mp.dps)):
+            return mpf(str(function(Decimal(mpmath.nstr(limited, mpmath.mp.dps)))))
 
 
-def gamma(exponent: float) -> Reference:
-    return Reference(lambda p: p ** mpf(exponent) if p > 0 else mpf(0), False, exponent < 1)
+def _reference(formula: Callable[..., oracle.Scalar], theta: float, *options: bool) -> Reference:
+    with oracle.exactly():
+        return Reference(formula(Decimal(theta), *options))
 
 
-def maxexp(eta: float) -> Reference:
-    return Reference(lambda p: 1 - (1 - p) ** mpf(eta) if p < 1 else mpf(1), True)
-
-
-def signed_maxexp(eta: float) -> Reference:
-    def value(p: mpf) -> mpf:
-        return (1 - max(mpf(0), -p)) ** mpf(eta) - (1 - max(mpf(0), p)) ** mpf(eta)
-
-    return Reference(value, True, signed=True)
-
-
-def asinhe(slope: float) -> Reference:
-    return Reference(lambda p: mpmath.log(mpf(slope) * p + mpmath.sqrt(1 + (mpf(slope) * p) ** 2)), False, signed=True)
-
-
-def sigme(eta: float, trace_normalize: bool = True) -> Reference:
-    return Reference(lambda p: 2 / (1 + mpmath.exp(-mpf(eta) * p)) - 1, trace_normalize, signed=True)
-
-
-def hdp(t: float) -> Reference:
-    return Reference(lambda p: mpmath.exp(-mpf(t) / p) if p > 0 else mpf(0), True)
+gamma, maxexp, signed_maxexp, asinhe, sigme, hdp = (
+    partial(_reference, formula)
+    for formula in (oracle.gamma, oracle.maxexp, oracle.signed_maxexp, oracle.asinhe, oracle.sigme, oracle.hdp)
+)
 
 
 def fahdp(t: float, rounding: str) -> Reference:
-    eta = 0.5 + math.sqrt(0.25 + (1 / (t * (math.e - 1)) - 1 / math.e) ** 2)
-    below = {"identity": eta, "round": round(eta), "ceil": math.ceil(eta)}[rounding]
-    above = {"identity": t, "round": round(t), "ceil": math.floor(t)}[rounding]
-    inner = maxexp(below) if t < 1 else gamma(above)
-    return Reference(lambda p: mpmath.exp(-mpf(t)) * inner.value(p), True)
+    return _reference(oracle.fahdp, t, rounding == "ceil")
 
 
 def divided_difference(reference: Reference, a: float, b: float) -> float:
-    """(g(a) - g(b))/(a - b) in 50 digits; a tie is the central difference, and 0 if the slope at 0 is infinite."""
+    """(g(a) - g(b))/(a - b) in 50 digits; a tie is the slope, and 0 if the slope at 0 is infinite."""
     x, y = mpf(a), mpf(b)
-    if x != y:
-        return float((reference.value(x) - reference.value(y)) / (x - y))
-    if x == 0:
-        if reference.infinite_slope:
-            return 0.0
-        with mpmath.workdps(120):
-            return float(reference.value(mpf("1e-60")) / mpf("1e-60"))
-    step = abs(x) * mpf("1e-18")
-    if reference.trace_normalize and x + step > 1:
-        return float((reference.value(x) - reference.value(x - step)) / step)
-    return float((reference.value(x + step) - reference.value(x - step)) / (2 * step))
+    return float((reference.value(x) - reference.value(y)) / (x - y) if x != y else reference.slope(x))
 
 
 def spectral(matrix: np.ndarray, reference: Reference, eps: float = 1e-6, null: float = 0.0) -> np.ndarray:

@@ -11,8 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from pathlib import Path
 
-from powerpool.bench.findings import find_losses
-from powerpool.bench.record import BenchRecord, Measured, load
+from powerpool.bench.record import BenchRecord, Measured, find_losses, load
 from powerpool.bench.tables import summary_table
 from powerpool.report.document import escaped
 from powerpool.report.groups import Group, Row, group_records

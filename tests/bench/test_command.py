@@ -72,13 +72,9 @@ def test_compare_finds_one_planted_regression(curves_run, tmp_path, capsys):
     [
         (("bench", "pool"), list(command.SUITES)),
         (("bench", "--threads", "0"), ["threads", "0"]),
-        (("bench", "--repetitions", "-1"), ["repetitions", "-1"]),
         (("bench", "--device", "abacus"), ["device", "abacus"]),
-        (("bench", "--suites", "pools"), ["--suites", "--suite"]),
-        (("bench", "compare"), ["old"]),
         (("bench", "compare", "no-such-file.json", "no-such-file.json"), ["no-such-file.json"]),
         (("bench", "compare", __file__, __file__), ["JSON"]),
-        (("bench", "compare", "a.json", "b.json", "--threshold", "0.5"), ["threshold", "0.5"]),
     ],
 )
 def test_bad_input_is_an_error_with_code_2(arguments, mention, capsys):
@@ -144,21 +140,6 @@ def test_quick_records_do_not_replace_full_ones(tmp_path):
     assert BenchOptions(quick=True, out=tmp_path).folder == tmp_path
 
 
-def test_options_as_arguments():
-    options = BenchOptions("pools", quick=True, out=Path("a b"), threads=3, repetitions=4, plots=False)
-    assert command.as_arguments(options) == [
-        "--suite=pools",
-        "--quick=true",
-        "--out=a b",
-        "--threads=3",
-        "--repetitions=4",
-        "--device=cpu",
-        "--plots=false",
-        "--resume=false",
-    ]
-    assert not [word for word in command.as_arguments(BenchOptions()) if word.startswith("--out")]
-
-
 def child(tmp_path: Path, monkeypatch, code: str) -> None:
     """Let a script stand in for the Python that is started."""
     script, executable = tmp_path / "child.py", tmp_path / "python"
@@ -166,14 +147,6 @@ def child(tmp_path: Path, monkeypatch, code: str) -> None:
     executable.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{script}" "$@"\n')
     executable.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(executable))
-
-
-def test_the_child_has_the_threads_and_its_exit_code_is_returned(monkeypatch, tmp_path):
-    monkeypatch.setenv("OMP_NUM_THREADS", "7")
-    assert not command.has_threads(1)
-    check = "os.environ['OMP_NUM_THREADS'] == '1' and os.environ['OMP_WAIT_POLICY'] == 'PASSIVE'"
-    child(tmp_path, monkeypatch, f"assert {check}\nsys.exit(int(sys.argv[-1]))")
-    assert command.relaunch(["41"], threads=1) == 41
 
 
 def test_an_interrupt_reaches_the_child(monkeypatch, tmp_path):

@@ -68,11 +68,6 @@ def test_weights_are_those_of_the_modules(channels, head):
     assert found.memory(2) - found.memory(1) == pytest.approx(found.image_bytes)
 
 
-def test_hours_are_operations_over_the_rate():
-    found = imagenet.Estimate(weights=0, flops=1e9, image_bytes=1.0)
-    assert found.hours(peak=8e12, epochs=2) == pytest.approx(2 * 1_281_167 * 25.5e9 / 1e12 / 3600)
-
-
 def test_the_page_has_these_numbers():
     text = (ROOT / "docs" / "scaling.md").read_text(encoding="utf-8")
     assert imagenet.table() in text

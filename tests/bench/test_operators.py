@@ -3,9 +3,9 @@
 import pytest
 
 from powerpool.bench import command
+from powerpool.bench.cases import Effort, run_case
 from powerpool.bench.command import suite_cases
-from powerpool.bench.findings import TARGETS
-from powerpool.bench.runner import Effort, run_case
+from powerpool.bench.record import TARGETS
 from tests.bench import samples
 
 SUITES = ("pools", "solvers", "curves")

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from powerpool.bench import plots, publish, record, tables
-from powerpool.bench.findings import TARGETS
 from powerpool.bench.publish import PublishOptions
+from powerpool.bench.record import TARGETS
 from powerpool.errors import ArgumentError, RecordError
 from tests.bench import samples
-from tests.bench.test_findings import sweep
+from tests.bench.test_record import sweep
 
 RESULTS = Path(__file__).parents[2] / "results" / "bench"
 stored = pytest.mark.skipif(not RESULTS.exists(), reason="results are stored in a checkout only")

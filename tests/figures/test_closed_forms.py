@@ -188,17 +188,6 @@ def test_marks_are_at_the_gaps(written):
         assert tables.marks(written(name)) == pytest.approx(places)
 
 
-@pytest.mark.parametrize(
-    "name, panel, t",
-    [("hdp-bounds", "t = 0.02", 0.02), ("hdp-bounds", "t = 0.1", 0.1), ("bounds-zoom", "", t_of_eta(3))],
-)
-def test_bounds_are_above_hdp(name, panel, t, written):
-    found = {key: line for key, line in tables.lines(written(name)).items() if key[0].startswith(panel)}
-    assert len(found) >= 3
-    for key, (x, y) in found.items():
-        assert (y >= hdp(x, t) - 1e-12).all(), key
-
-
 def test_points_of_the_line_by_a_root_finder(written):
     """Instead of Lambert's W."""
     found = tables.lines(written("fahdp-points"))

@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.figure import Figure
 
-from powerpool.errors import ShapeError
 from powerpool.figures import drawing
 from powerpool.figures.data import Axis, FigureData, Line, Mark, Panel, linear, logarithmic
 from powerpool.figures.drawing import draw, typeset, write_figure
@@ -81,14 +80,6 @@ def test_a_band_spans_the_interval_of_each_point():
     assert {tuple(vertex) for vertex in path.vertices.tolist()} == expected
 
 
-def test_a_point_without_an_interval_has_empty_cells():
-    x = torch.arange(1.0, 4.0, dtype=torch.float64)
-    low, high = x - 1, x + 1
-    low[1] = high[1] = torch.nan
-    data = FigureData("", (Panel("", Axis("x"), Axis("y"), (Line("a", x, x, (low, high), measured=True),)),))
-    assert [(row["lower"], row["upper"]) for row in data.rows()] == [(0.0, 2.0), ("", ""), (2.0, 4.0)]
-
-
 LONG = "With forming M; batch = 8, C = 256, N = 196; median and quartiles. Measured with powerpool 0.1.0 on Some Maker"
 LONG += " (R) Processor (TM) Gold 6338 CPU @ 2.00GHz, 2 threads, Python 3.12.3, torch 2.9.0, at 5 $ and 6 $ an hour"
 
@@ -138,30 +129,9 @@ def test_measured_sizes_are_the_ticks():
     assert [label.get_text() for label in figure.axes[0].get_xticklabels()] == ["64", "128", "2048"]
 
 
-@pytest.mark.parametrize(
-    "text, typed",
-    [
-        ("Gamma, gamma' = 10", "Gamma, \u03b3\u2032 = 10"),
-        ("y1(eta-bar) = eta-bar t(eta-bar)", "y\u2081(\u03b7\u0304) = \u03b7\u0304 t(\u03b7\u0304)"),
-        ("eps2 at lambda_i, kappa", "\u03b5\u2082 at \u03bb\u1d62, \u03ba"),
-        ("exp(-y), 1/(e - 1)", "exp(\u2212y), 1/(e \u2212 1)"),
-        ("beta-centering of betas, theta, SpecMaxExp-eta", "beta-centering of betas, theta, SpecMaxExp-eta"),
-    ],
-)
-def test_names_of_letters_are_typeset(text, typed):
-    assert typeset(text) == typed
-
-
 @given(st.floats(1e-6, 1e3), st.floats(1.01, 1e6), st.integers(2, 50))
 def test_points_rise_between_exact_ends(low, factor, points):
     for found in (linear(low, low * factor, points), logarithmic(low, low * factor, points)):
         assert (found[0].item(), len(found)) == (pytest.approx(low, rel=1e-12), points)
         assert found[-1].item() == pytest.approx(low * factor, rel=1e-12)
         assert (found.diff() > 0).all()
-
-
-def test_a_line_with_columns_of_different_length_is_refused():
-    with pytest.raises(ShapeError, match="line a"):
-        Line("a", torch.zeros(3), torch.zeros(2))
-    with pytest.raises(ShapeError, match="line a"):
-        Line("a", torch.zeros(3), torch.zeros(3), (torch.zeros(3), torch.zeros(1)))

@@ -11,7 +11,7 @@ from types import ModuleType
 import pytest
 
 from powerpool import data
-from powerpool.bench.findings import LOSS
+from powerpool.bench.record import LOSS
 from powerpool.solvers import select
 
 DOCS = Path(__file__).parents[2] / "docs"

@@ -15,7 +15,7 @@ from powerpool import solvers, vectorize
 from powerpool.curves import CURVES
 from powerpool.moments import dense as moments
 from powerpool.moments import segments
-from powerpool.selfcheck import compiler
+from powerpool.selfcheck import checks as checks_module
 from powerpool.selfcheck.battery import Battery
 from powerpool.selfcheck.checks import Check, Outcome, run_check
 
@@ -98,21 +98,6 @@ def test_an_error_in_batches_alone_is_found(solver, change, monkeypatch, outcome
         assert outcome.status == "failed"
         assert outcome.note.startswith(part_of(change))
         assert " stacked, " in outcome.note
-
-
-@pytest.mark.parametrize("place", [0, 1])
-def test_an_error_in_one_member_of_a_batch_is_found(place, monkeypatch, outcomes):
-    exact = solvers.Eigen.apply
-
-    def apply(self: Any, matrix: Tensor, *rest: Any) -> Tensor:
-        result = exact(self, matrix, *rest)
-        if matrix.ndim == 2:
-            return result
-        return torch.stack([forward_off(one) if i == place else one for i, one in enumerate(result)])
-
-    monkeypatch.setattr(solvers.Eigen, "apply", apply)
-    (outcome,) = outcomes("solver eigen, float32")
-    assert outcome.status == "failed"
 
 
 def test_the_noise_of_jitter_comes_from_the_seed_and_leaves_the_generator_alone(outcomes):
@@ -216,7 +201,7 @@ def test_without_a_compiler_inductor_is_skipped_and_tracing_is_checked(monkeypat
     assert run_check(last[0]).status == "skipped"
     monkeypatch.setattr("shutil.which", lambda name: "/usr/bin/g++")
     assert [check.name for check in battery.checks()][-1] == "torch.compile, inductor"
-    assert compiler.find_obstacle("cuda") == "" or "triton" in compiler.find_obstacle("cuda")
+    assert checks_module.find_obstacle("cuda") == "" or "triton" in checks_module.find_obstacle("cuda")
 
 
 def test_a_compiler_that_compiles_nothing_is_not_a_failure_of_the_library(monkeypatch, battery):
@@ -230,6 +215,6 @@ def test_a_compiler_that_compiles_nothing_is_not_a_failure_of_the_library(monkey
     assert found.status == "skipped"
     assert "Python.h: No such file" in found.note
     # A compiler that fails for the library alone is a failure.
-    monkeypatch.setattr(compiler, "find_fault", lambda device: None)
+    monkeypatch.setattr(checks_module, "find_fault", lambda device: None)
     again = list(battery.checks())[-1]
     assert run_check(again).status == "failed"

@@ -51,12 +51,6 @@ def test_spectra_are_as_named(seed):
     assert singular == ["rank-deficient", "rank 3"]
 
 
-def test_there_are_inputs_with_negative_entries_and_without():
-    non_negative = {case.name for case in cases.matrices(0) if case.is_non_negative}
-    assert non_negative >= {"random", "identity", "zero", "1 x 1", "huge", "tiny"}
-    assert "repeated" not in non_negative
-
-
 def test_seeds_give_different_inputs_that_can_be_repeated():
     assert cases.matrices(0) == cases.matrices(0)
     assert cases.matrices(0)[0] != cases.matrices(1)[0]

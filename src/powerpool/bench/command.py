@@ -10,24 +10,28 @@ import sys
 import typing
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 
-from powerpool.bench import findings, operators, runner, tables
-from powerpool.bench.cases import BenchCase
-from powerpool.bench.record import BenchRecord, RecordedOptions, load
-from powerpool.bench.runner import Effort, run_case
+from powerpool.bench import cases, operators, tables
+from powerpool.bench.cases import BenchCase, Effort, run_case
+from powerpool.bench.record import (
+    BenchRecord,
+    RecordedOptions,
+    check_limits,
+    find_fits,
+    find_outcomes,
+    find_selection,
+    load,
+)
 from powerpool.console import Bars, console, delegate_result, emit, notes, print_failure, print_line
 from powerpool.errors import ArgumentError, RecordError
 from powerpool.files import locked
 from powerpool.runs.environment import environment
 from powerpool.runs.processes import module_path, python_command
-
-if TYPE_CHECKING:
-    from rich.progress import TaskID
+from powerpool.tasks.training import require_device
 
 SuiteName = Literal["all", "pools", "solvers", "curves", "training", "extraction", "episodes"]
 SUITES = typing.get_args(SuiteName)[1:]
@@ -66,14 +70,8 @@ class BenchOptions:
             raise ArgumentError(f"threads must be >= 1 (got {self.threads}).")
         if self.repetitions < 0:
             raise ArgumentError(f"repetitions must be >= 1, or 0 for the default (got {self.repetitions}).")
-        try:
-            kind = torch.device(self.device).type
-        except RuntimeError:
-            kind = "unknown"
-        if kind not in ("cpu", "cuda"):
+        if torch.device(require_device(self.device)).type not in ("cpu", "cuda"):
             raise ArgumentError(f"device must be 'cpu' or 'cuda', 'cuda:0' ... (got {self.device!r}).")
-        if kind == "cuda" and not torch.cuda.is_available():
-            raise ArgumentError(f"device {self.device!r} is not available: torch sees no CUDA here. Use --device cpu.")
 
     @property
     def folder(self) -> Path:
@@ -94,7 +92,7 @@ def run(options: BenchOptions) -> int:
         return relaunch(["bench", *as_arguments(options), *delegate_result()], options.threads)
     with locked(options.folder):  # before anything is measured that could not be written
         records = [run_suite(suite, options) for suite in (SUITES if options.suite == "all" else (options.suite,))]
-    emit([{"written": [_path(record.suite, options)], **dataclasses.asdict(record)} for record in records])
+    emit([{"written": [options.folder / f"{record.suite}.json"], **dataclasses.asdict(record)} for record in records])
     return 1 if any(case.error for record in records for case in record.cases) else 0
 
 
@@ -144,7 +142,7 @@ def relaunch(arguments: Sequence[str], threads: int) -> int:
 
 def run_suite(suite: str, options: BenchOptions) -> BenchRecord:
     """Run one suite. The record is written after every case, so that nothing measured is lost."""
-    path = _path(suite, options)
+    path = options.folder / f"{suite}.json"
     record = _start(suite, options, path)
     queue = suite_cases(suite, options.quick, options.device)
     done = {case.name for case in record.cases}
@@ -152,10 +150,13 @@ def run_suite(suite: str, options: BenchOptions) -> BenchRecord:
     shown_on = console() if console().is_interactive and not console().quiet else notes()
     with Bars(shown_on, left=False) as bars:
         bar = bars.add(suite, len(queue))
+
+        def show(step: str) -> None:
+            bars.update(bar, text=f"{suite}: {step}")
+
         while queue:
             case = queue.pop(0)  # so that the tensors of a finished case are released
             if case.name not in done:
-                show = partial(_show_step, bars, bar, f"{suite}: {case.name}")
                 measured = run_case(case, options.effort, options.device, show)
                 record.cases.append(measured)
                 if measured.error:
@@ -177,25 +178,17 @@ def run_suite(suite: str, options: BenchOptions) -> BenchRecord:
     return record
 
 
-def _show_step(bars: Bars, bar: TaskID, case: str, step: str) -> None:
-    bars.update(bar, text=f"{case}: {step}")
-
-
 def suite_cases(suite: str, quick: bool, device: str) -> list[BenchCase]:
     """The cases of a suite, in the order in which they run."""
-    if suite not in JOBS:
-        make = {"pools": operators.pools, "solvers": operators.solvers, "curves": operators.curves}[suite]
-        return make(quick, device)
+    operator_suites = {"pools": operators.pools, "solvers": operators.solvers, "curves": operators.curves}
+    if suite in operator_suites:
+        return operator_suites[suite](quick, device)
     if torch.device(device).type != "cpu":
         raise ArgumentError(f"The suite {suite!r} runs on the CPU only (got device {device!r}).")
     from powerpool.bench import networks
 
     jobs = {"training": networks.training, "extraction": networks.extraction, "episodes": networks.episodes}
     return jobs[suite](quick)
-
-
-def _path(suite: str, options: BenchOptions) -> Path:
-    return options.folder / f"{suite}.json"
 
 
 def _start(suite: str, options: BenchOptions, path: Path) -> BenchRecord:
@@ -208,9 +201,9 @@ def _start(suite: str, options: BenchOptions, path: Path) -> BenchRecord:
             **dataclasses.asdict(options.effort),
             "time": "seconds; median and quartiles of interleaved repetitions in one process",
             "memory": "peak bytes of the tensors of one forward and backward, above what was allocated before",
-            "value_tolerance": runner.VALUE_TOLERANCE,
-            "competitor_value_tolerance": runner.COMPETITOR_VALUE_TOLERANCE,
-            "gradient_tolerance": runner.GRADIENT_TOLERANCE,
+            "value_tolerance": cases.VALUE_TOLERANCE,
+            "competitor_value_tolerance": cases.COMPETITOR_VALUE_TOLERANCE,
+            "gradient_tolerance": cases.GRADIENT_TOLERANCE,
             "tolerances": "norm of the difference from a float64 reference, relative; checked before timing",
             "input": "relu of normal noise, float32, fixed seed; the gradient from above is not symmetric",
         },
@@ -234,17 +227,10 @@ def _add_findings(record: BenchRecord, complete: bool) -> None:
     """Derive fits, targets and the choice of solvers from the cases so far."""
     record.complete = complete
     if record.suite == "pools":
-        record.fits = findings.find_fits(record.cases)
-        record.targets = findings.find_outcomes(record.cases)
+        record.fits = find_fits(record.cases)
+        record.targets = find_outcomes(record.cases)
     if record.suite == "solvers":
         curves = {name: row.curve for name, row in operators.SOLVER_CURVES.items()}
-        record.selection = findings.find_selection(record.cases, curves)
+        record.selection = find_selection(record.cases, curves)
     if record.suite in JOBS:
-        from powerpool.bench import networks
-
-        limits, ours = {
-            "training": (networks.TRAINING_LIMITS, networks.SECOND_ORDER),
-            "extraction": (networks.EXTRACTION_LIMITS, networks.FROM_FILES),
-            "episodes": (networks.EPISODE_LIMITS, networks.SOSN),
-        }[record.suite]
-        record.targets = findings.check_limits(record.cases, limits, ours)
+        record.targets = check_limits(record.cases)

@@ -11,6 +11,7 @@ from powerpool.bench.record import BenchRecord, CaseRecord, load
 from powerpool.bench.tables import Table
 from powerpool.console import console, emit, print_line
 from powerpool.errors import ArgumentError, RecordError
+from powerpool.report.document import Bold
 
 Verdict = Literal["wrong", "slower", "missing", "faster", "new", "same"]
 ORDER = ("wrong", "slower", "missing", "faster", "new")
@@ -120,24 +121,18 @@ def _whole_case(name: str, verdict: Verdict) -> Change:
 
 def _compare_cases(old: CaseRecord, new: CaseRecord, threshold: float, absolute: bool) -> list[Change]:
     changes = []
-    for before in old.results:
-        after = new.find(before.name)
-        if after is None:
-            time = 1e3 * before.total.median
-            changes.append(Change(old.name, before.name, before.origin, "ms", time, None, "missing"))
-            continue
-        millisecond = Spread(1e-3, 1e-3, 1e-3)
+    for name, origin in {result.name: result.origin for result in (*old.results, *new.results)}.items():
+        before, after = old.find(name), new.find(name)
         unit: Unit = "ms"
-        was, now = _divide(before.total, millisecond), _divide(after.total, millisecond)
-        if not absolute and old.floor is not None and new.floor is not None and before.origin != "floor":
-            was, now = _divide(before.total, old.floor.total), _divide(after.total, new.floor.total)
-            unit = "x floor"
-        verdict = _judge(was, now, threshold)
-        changes.append(Change(old.name, before.name, before.origin, unit, was.median, now.median, verdict))
-    for after in new.results:
-        if old.find(after.name) is None:
-            time = 1e3 * after.total.median
-            changes.append(Change(new.name, after.name, after.origin, "ms", None, time, "new"))
+        old_floor = new_floor = Spread(1e-3, 1e-3, 1e-3)
+        is_relative = before is not None and after is not None and origin != "floor" and not absolute
+        if is_relative and old.floor is not None and new.floor is not None:
+            unit, old_floor, new_floor = "x floor", old.floor.total, new.floor.total
+        was = None if before is None else _divide(before.total, old_floor)
+        now = None if after is None else _divide(after.total, new_floor)
+        verdict: Verdict = "new" if was is None else "missing" if now is None else _judge(was, now, threshold)
+        old_time, new_time = (None if spread is None else spread.median for spread in (was, now))
+        changes.append(Change(old.name, name, origin, unit, old_time, new_time, verdict))
     return changes
 
 
@@ -160,8 +155,8 @@ def make_table(changes: list[Change], threshold: float) -> Table:
     for change in sorted((c for c in changes if c.verdict != "same"), key=lambda c: ORDER.index(c.verdict)):
         cells = [f"{value:.3g} {change.unit}" if value is not None else "" for value in (change.old, change.new)]
         times = "" if change.old is None or change.new is None else f"{change.new / change.old:.2f}"
-        verdict = change.verdict.upper() if change.is_regression else change.verdict
+        verdict = Bold(change.verdict.upper()) if change.is_regression else change.verdict
         rows.append((verdict, change.case, change.contender, *cells, times))
     headings = ("verdict", "case", "contender", "old", "new", "ratio")
     title = f"What changed by more than {threshold:g} times and more than the spread"
-    return Table(title, headings, rows, emphasis=[verdict.upper() for verdict in MEANING])
+    return Table(title, headings, rows)

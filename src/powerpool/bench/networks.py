@@ -48,8 +48,6 @@ def _gradient_step(network: nn.Module, loss: Callable[[], Tensor], watch: Stopwa
 ETA = 50
 RESNET, GIN = "ResNet-50 step", "GIN0 epoch on MUTAG"
 AVERAGE, SECOND_ORDER = "average pooling + Linear", "second-order pooling, MaxExp(F)"
-TRAINING_LIMITS = {RESNET: 1.15, GIN: 1.5}
-"""Most time of a step with second-order pooling, in steps with average pooling."""
 
 
 def training(quick: bool) -> list[BenchCase]:
@@ -227,8 +225,6 @@ def _left_out(name: str, sizes: dict[str, int], reason: str) -> BenchCase:
 
 QUERIES = 5
 RELATION_NET, STACKED, SOSN = "Relation Net", "SoSN+SigmE, every pair put together", "SoSN+SigmE"
-EPISODE_LIMITS = {"5-way 1-shot, 84 px": 2.2}
-"""Most time of an episode of SoSN, in episodes of Relation Net."""
 
 
 def episodes(quick: bool) -> list[BenchCase]:
@@ -306,8 +302,6 @@ def _episode_case(name: str, *, way: int, shot: int, pixels: int, hidden: int = 
 
 NETWORK = "efficientnet-lite0"
 BARE, FOLDED, FROM_FILES = "backbone alone, as it was loaded", "backbone alone, folded", "features from picture files"
-EXTRACTION_LIMITS = {"12 crops a picture": 1.1, "1 crop a picture": 1.1}
-"""Most time of features from files, in times of the backbone alone as it was loaded."""
 
 
 def extraction(quick: bool) -> list[BenchCase]:

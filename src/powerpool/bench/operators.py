@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-import torch
 from torch import Tensor
 
 import powerpool as pp
 from powerpool.bench import competitors, reference
 from powerpool.bench.cases import MOMENT, BenchCase, Contender, Inputs, Reference
-from powerpool.bench.findings import GRAM, TARGETS
-from powerpool.bench.record import Skipped
+from powerpool.bench.record import GRAM, TARGETS, Skipped
 from powerpool.bench.reference import EPS, Scalar
 from powerpool.curves import Curve
 
@@ -23,16 +20,16 @@ GRAM_REASON = f"left out above {GRAM_RATIO} locations a channel: it works in N x
 
 @dataclass(frozen=True)
 class BenchCurve:
-    """A curve, its float64 formulas, and the formula of M or M/tr M as a user would type it."""
+    """A curve and its formula, which is both the reference in float64 and the plain competitor."""
 
     curve: Curve
     scalar: Scalar
-    plain: Callable[[Tensor], Tensor]
 
     def plain_pool(self, features: Tensor) -> Tensor:  # shape: (B, C, N) -> (B, C, C)
-        """The plain formula of the moment, without a spectrum."""
+        """The formula applied to M or M/tr M, without a spectrum."""
         form = competitors.divided_moment if self.curve.trace_normalize else competitors.form_moment
-        return self.plain(form(features))
+        points = form(features)
+        return self.scalar.value(points + EPS if self.scalar.adds_eps else points)
 
     @property
     def elementwise(self) -> Reference:
@@ -47,19 +44,17 @@ class BenchCurve:
 
 def maxexp(eta: int) -> BenchCurve:
     """MaxExp of any exponent."""
-    return BenchCurve(pp.MaxExp(eta), reference.maxexp(eta), lambda p: 1 - (1 - p) ** eta)
+    return BenchCurve(pp.MaxExp(eta), reference.maxexp(eta))
 
 
 CURVES: dict[str, BenchCurve] = {
-    "Gamma(0.5)": BenchCurve(pp.Gamma(0.5), reference.gamma(0.5), lambda m: (m + EPS) ** 0.5),
+    "Gamma(0.5)": BenchCurve(pp.Gamma(0.5), reference.gamma(0.5)),
     "MaxExp(50)": maxexp(50),
-    "SignedMaxExp(50)": BenchCurve(
-        pp.SignedMaxExp(50), reference.signed_maxexp(50), lambda p: p.sign() * (1 - (1 - p.abs()) ** 50)
-    ),
-    "AsinhE(10)": BenchCurve(pp.AsinhE(10.0), reference.asinhe(10.0), lambda m: torch.asinh(10.0 * m)),
-    "SigmE(50)": BenchCurve(pp.SigmE(50.0), reference.sigme(50.0), lambda p: 2 / (1 + torch.exp(-50.0 * p)) - 1),
-    "HDP(0.01)": BenchCurve(pp.HDP(0.01), reference.hdp(0.01), lambda p: torch.exp(-0.01 / p)),
-    "FAHDP(0.01)": BenchCurve(pp.FAHDP(0.01), reference.fahdp(0.01), reference.fahdp(0.01).value),
+    "SignedMaxExp(50)": BenchCurve(pp.SignedMaxExp(50), reference.signed_maxexp(50)),
+    "AsinhE(10)": BenchCurve(pp.AsinhE(10.0), reference.asinhe(10.0)),
+    "SigmE(50)": BenchCurve(pp.SigmE(50.0), reference.sigme(50.0)),
+    "HDP(0.01)": BenchCurve(pp.HDP(0.01), reference.hdp(0.01)),
+    "FAHDP(0.01)": BenchCurve(pp.FAHDP(0.01), reference.fahdp(0.01)),
 }
 """The curves of the suite ``curves``."""
 
@@ -204,8 +199,16 @@ def _pool_case(inputs: Inputs, eta: int, everyone: bool) -> BenchCase:
             theirs("svd autograd", function=partial(competitors.svd_autograd, eta=eta)),
             # Its answer is that of a randomly shifted matrix, by design.
             theirs("GSPN (Algorithm 1)", function=partial(competitors.gspn_autograd, eta=eta), approximate=True),
-            _newton_schulz(inputs, 5),
-            _newton_schulz(inputs, 20),
+            theirs(
+                "Newton-Schulz 5", answers="Newton-Schulz 5", function=partial(competitors.newton_schulz, iterations=5)
+            ),
+            # Round-off in the null space of M grows 1.5-fold in every iteration: 20 use up the digits of float32.
+            theirs(
+                "Newton-Schulz 20",
+                answers="Newton-Schulz 20",
+                function=partial(competitors.newton_schulz, iterations=20),
+                approximate=True,
+            ),
             ours("powerpool newton_schulz 5", answers="Newton-Schulz 5", function=root),
             ours("powerpool element-wise", answers=elementwise, function=partial(pool, mode="elementwise")),
             theirs("element-wise MaxExp", answers=elementwise, function=row.plain_pool),
@@ -221,13 +224,6 @@ def _pool_case(inputs: Inputs, eta: int, everyone: bool) -> BenchCase:
     )
     sizes = inputs.sizes | {"eta": eta}
     return BenchCase("pools", f"{inputs.name} eta{eta}", sizes, kept, references, skipped, {"curve": f"MaxExp({eta})"})
-
-
-def _newton_schulz(inputs: Inputs, iterations: int) -> Contender:
-    name = f"Newton-Schulz {iterations}"
-    root = partial(competitors.newton_schulz, iterations=iterations)
-    # Round-off in the null space of M grows 1.5-fold in every iteration: 20 of them use up the digits of float32.
-    return inputs.contender(name, "competitor", name, root, approximate=iterations > 10)
 
 
 def _leave_out(inputs: Inputs, contenders: list[Contender]) -> tuple[list[Contender], list[Skipped]]:

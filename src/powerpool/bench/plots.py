@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from powerpool.bench.measure import Spread
 from powerpool.bench.record import BenchRecord, CaseRecord, Measured
 from powerpool.bench.tables import machine_line
 from powerpool.report import drawing
@@ -71,35 +72,25 @@ def draw(record: BenchRecord, out: str | Path, formats: Sequence[str] = FORMATS)
     return written
 
 
-@dataclass(frozen=True)
-class Point:
-    """A value with its quartiles, in ms or MB, at a size."""
-
-    at: int
-    median: float
-    lower: float
-    upper: float
-
-
 def _plot(record: BenchRecord, sweep: Sweep, stem: Path, quantity: str, formats: Sequence[str]) -> list[Path]:
-    points: dict[tuple[str, str], list[Point]] = defaultdict(list)
+    lines: dict[tuple[str, str], list[tuple[int, Spread]]] = defaultdict(list)
     for case in sweep.cases:
         for result in case.results:
-            points[result.name, result.origin].append(_point(case.sizes[sweep.against], result, quantity))
+            lines[result.name, result.origin].append((case.sizes[sweep.against], _shown(result, quantity)))
     # The legend in the order of the lines at their right end, the highest first.
-    series = sorted(points.items(), key=lambda line: -line[1][-1].median)
+    series = sorted(lines.items(), key=lambda line: -line[1][-1][1].median)
 
     def fill(figure: Figure) -> None:
         from matplotlib import colormaps
 
         axes = figure.add_subplot()
-        for number, ((name, origin), line) in enumerate(series):
+        for number, ((name, origin), points) in enumerate(series):
             color, width = colormaps["tab20"](number % 20), 2.2 if origin == "powerpool" else 1.2
-            x, y = [point.at for point in line], [point.median for point in line]
-            label = drawing.plain(name)
+            x, spreads = zip(*points, strict=True)
+            y, label = [spread.median for spread in spreads], drawing.plain(name)
             axes.plot(x, y, STYLES[origin], label=label, color=color, marker="o", markersize=3, linewidth=width)
             if quantity == "time":
-                lower, upper = [point.lower for point in line], [point.upper for point in line]
+                lower, upper = [spread.lower for spread in spreads], [spread.upper for spread in spreads]
                 axes.fill_between(x, lower, upper, color=color, alpha=0.2, linewidth=0)
         axes.set(xscale="log", yscale="log", xlabel=NAMES[sweep.against], ylabel=UNITS[quantity])
         axes.set_xticks([case.sizes[sweep.against] for case in sweep.cases])
@@ -116,16 +107,16 @@ def _plot(record: BenchRecord, sweep: Sweep, stem: Path, quantity: str, formats:
         drawing.save(fill, images, (9, 5.5), salt=stem.name)
     if "csv" in formats:
         rows = [
-            {sweep.against: point.at, "contender": name, "origin": origin}
-            | {"median": point.median, "lower": point.lower, "upper": point.upper}
-            for (name, origin), line in series
-            for point in line
+            {sweep.against: at, "contender": name, "origin": origin, **asdict(spread)}
+            for (name, origin), points in series
+            for at, spread in points
         ]
         drawing.write_rows(stem.with_suffix(".csv"), rows)
     return written
 
 
-def _point(at: int, result: Measured, quantity: str) -> Point:
+def _shown(result: Measured, quantity: str) -> Spread:
+    """Milliseconds, or megabytes."""
     if quantity == "time":
-        return Point(at, 1e3 * result.total.median, 1e3 * result.total.lower, 1e3 * result.total.upper)
-    return Point(at, *(result.peak_bytes / 2**20,) * 3)
+        return Spread(1e3 * result.total.median, 1e3 * result.total.lower, 1e3 * result.total.upper)
+    return Spread(*(result.peak_bytes / 2**20,) * 3)

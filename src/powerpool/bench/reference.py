@@ -28,77 +28,73 @@ class Answer:
 
 @dataclass(frozen=True)
 class Scalar:
-    """A curve as two formulas, value and derivative, for tensors in its domain."""
+    """A curve as the formula that a user would type, for tensors in its domain."""
 
     value: Callable[[Tensor], Tensor]
-    derivative: Callable[[Tensor], Tensor]
     trace_normalize: bool = True
     adds_eps: bool = False
+    slope: Callable[[Tensor], Tensor] | None = None
+    """The derivative, where autograd through the formula is wrong at 0."""
+
+    def derivative(self, points: Tensor) -> Tensor:
+        """The derivative at every point."""
+        if self.slope is not None:
+            return self.slope(points)
+        leaf = points.detach().requires_grad_()
+        return torch.autograd.grad(self.value(leaf).sum(), leaf)[0]
 
 
 def maxexp(eta: float, scale: float = 1.0) -> Scalar:
     """scale * (1 - (1-p)^eta)."""
-    return Scalar(lambda p: scale * (1 - (1 - p) ** eta), lambda p: scale * eta * (1 - p) ** (eta - 1))
+    return Scalar(lambda p: scale * (1 - (1 - p) ** eta))
 
 
 def signed_maxexp(eta: float) -> Scalar:
     """sign(p) * (1 - (1-|p|)^eta)."""
-    return Scalar(lambda p: p.sign() * (1 - (1 - p.abs()) ** eta), lambda p: eta * (1 - p.abs()) ** (eta - 1))
+    return Scalar(lambda p: p.sign() * (1 - (1 - p.abs()) ** eta), slope=lambda p: eta * (1 - p.abs()) ** (eta - 1))
 
 
 def gamma(exponent: float) -> Scalar:
     """p^gamma."""
-    return Scalar(lambda p: p**exponent, lambda p: exponent * p ** (exponent - 1), trace_normalize=False, adds_eps=True)
+    return Scalar(lambda p: p**exponent, trace_normalize=False, adds_eps=True)
 
 
 def asinhe(slope: float) -> Scalar:
     """asinh(slope * p)."""
-    return Scalar(
-        lambda p: torch.log(slope * p + torch.sqrt(1 + (slope * p) ** 2)),
-        lambda p: slope / torch.sqrt(1 + (slope * p) ** 2),
-        trace_normalize=False,
-    )
+    return Scalar(lambda p: torch.asinh(slope * p), trace_normalize=False)
 
 
 def sigme(eta: float) -> Scalar:
     """2/(1 + e^(-eta p)) - 1."""
-    return Scalar(
-        lambda p: 2 / (1 + torch.exp(-eta * p)) - 1,
-        lambda p: 2 * eta * torch.exp(-eta * p) / (1 + torch.exp(-eta * p)) ** 2,
-    )
+    return Scalar(lambda p: 2 / (1 + torch.exp(-eta * p)) - 1)
 
 
 def hdp(time: float) -> Scalar:
     """e^(-t/p), 0 at 0."""
     return Scalar(
-        lambda p: torch.where(p > 0, torch.exp(-time / p), 0.0),
-        lambda p: torch.where(p > 1e-4 * time, time * torch.exp(-time / p) / p**2, 0.0),
+        lambda p: torch.exp(-time / p),
+        slope=lambda p: torch.where(p > 1e-4 * time, time * torch.exp(-time / p) / p**2, 0.0),
     )
 
 
 def fahdp(time: float) -> Scalar:
     """e^-t (1 - (1-p)^n) for t < 1, with the exponent n rounded up."""
-    return maxexp(fahdp_exponent(time), math.exp(-time))
-
-
-def fahdp_exponent(time: float) -> int:
-    """The exponent of FAHDP for t < 1, rounded up."""
-    return math.ceil(0.5 + math.sqrt(0.25 + (1 / (time * (math.e - 1)) - 1 / math.e) ** 2))
+    exponent = math.ceil(0.5 + math.sqrt(0.25 + (1 / (time * (math.e - 1)) - 1 / math.e) ** 2))
+    return maxexp(exponent, math.exp(-time))
 
 
 def moment(features: Tensor, upstream: Tensor) -> Answer:  # shape: (B, C, N), (B, C, C)
     """X X^T / N."""
-    x, matrix, g = _prepare(features, upstream)
-    return Answer(matrix, _to_features(g, x))
+    x = features.detach().double().requires_grad_()
+    return _differentiate(_form_moment(x), x, upstream)
 
 
 def elementwise(features: Tensor, upstream: Tensor, curve: Scalar) -> Answer:
     """Apply a curve to every entry of the moment."""
-    x, matrix, g = _prepare(features, upstream)
-    divisor = _divisor(matrix, curve)
-    points = matrix / divisor + (EPS if curve.adds_eps else 0.0)
-    grad = _through_division(g * curve.derivative(points), matrix, divisor, curve)
-    return Answer(curve.value(points), _to_features(grad, x))
+    x = features.detach().double().requires_grad_()
+    points = _form_points(x, curve) + (EPS if curve.adds_eps else 0.0)
+    gradient = _differentiate(points, x, upstream * curve.derivative(points)).gradient
+    return Answer(curve.value(points).detach(), gradient)
 
 
 def spectral(features: Tensor, upstream: Tensor, curve: Scalar) -> Answer:
@@ -107,9 +103,9 @@ def spectral(features: Tensor, upstream: Tensor, curve: Scalar) -> Answer:
     Eigenvalues below round-off are 0. Between two of them the Loewner matrix is set to 0: X is orthogonal to both
     vectors, so that this entry does not reach the gradient.
     """
-    x, matrix, g = _prepare(features, upstream)
-    divisor = _divisor(matrix, curve)
-    points, vectors = torch.linalg.eigh(matrix / divisor)
+    x = features.detach().double().requires_grad_()
+    matrix, g = _form_points(x, curve), upstream.double()
+    points, vectors = torch.linalg.eigh(matrix.detach())
     largest = points.amax(-1, keepdim=True)
     points = torch.where(points < NULL * largest, 0.0, points)
     values = torch.where(points > 0, curve.value(points), 0.0)
@@ -119,46 +115,33 @@ def spectral(features: Tensor, upstream: Tensor, curve: Scalar) -> Answer:
     middle = torch.where(both_null, 0.5, (a + b) / 2)
     quotient = (values.unsqueeze(-1) - values.unsqueeze(-2)) / torch.where(tie, 1.0, a - b)
     loewner = torch.where(both_null, 0.0, torch.where(tie, curve.derivative(middle), quotient))
-    grad = vectors @ (loewner * (vectors.mT @ ((g + g.mT) / 2) @ vectors)) @ vectors.mT
+    through = vectors @ (loewner * (vectors.mT @ ((g + g.mT) / 2) @ vectors)) @ vectors.mT
     value = (vectors * values.unsqueeze(-2)) @ vectors.mT
-    return Answer(value, _to_features(_through_division(grad, matrix, divisor, curve), x))
+    return Answer(value, _differentiate(matrix, x, through).gradient)
 
 
 def newton_schulz(features: Tensor, upstream: Tensor, iterations: int) -> Answer:
     """The square root of the moment by the same number of iterations in float64, differentiated by autograd."""
-    x, _, g = _prepare(features, upstream)
-    leaf = x.requires_grad_()
-    matrix = leaf @ leaf.mT / x.shape[-1]
+    x = features.detach().double().requires_grad_()
+    matrix = _form_moment(x)
     trace = torch.einsum("bcc->b", matrix)[:, None, None]
     identity = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=x.device)
     y, z = matrix / trace, identity.expand_as(matrix)
     for _ in range(iterations):
         w = 1.5 * identity - 0.5 * z @ y
         y, z = y @ w, w @ z
-    value = trace.sqrt() * y
-    (gradient,) = torch.autograd.grad(value, leaf, g)
-    return Answer(value.detach(), gradient)
+    return _differentiate(trace.sqrt() * y, x, upstream)
 
 
-def _prepare(features: Tensor, upstream: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Features, their moment and the gradient of the result, in float64."""
-    x = features.detach().double()
-    return x, torch.einsum("bcn,bdn->bcd", x, x) / x.shape[-1], upstream.double()
+def _form_moment(x: Tensor) -> Tensor:
+    return torch.einsum("bcn,bdn->bcd", x, x) / x.shape[-1]
 
 
-def _divisor(matrix: Tensor, curve: Scalar) -> Tensor:
-    if not curve.trace_normalize:
-        return torch.ones(matrix.shape[0], 1, 1, dtype=matrix.dtype, device=matrix.device)
-    return torch.einsum("bcc->b", matrix)[:, None, None] + EPS
+def _form_points(x: Tensor, curve: Scalar) -> Tensor:
+    """The moment, divided by its trace if the curve needs it."""
+    matrix = _form_moment(x)
+    return matrix / (torch.einsum("bcc->b", matrix)[:, None, None] + EPS) if curve.trace_normalize else matrix
 
 
-def _through_division(grad: Tensor, matrix: Tensor, divisor: Tensor, curve: Scalar) -> Tensor:
-    """The gradient with respect to M, from that with respect to M/(tr M + eps)."""
-    if not curve.trace_normalize:
-        return grad
-    identity = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
-    return grad / divisor - (grad * matrix).sum((-2, -1), keepdim=True) / divisor**2 * identity
-
-
-def _to_features(grad: Tensor, x: Tensor) -> Tensor:
-    return (grad + grad.mT) @ x / x.shape[-1]
+def _differentiate(value: Tensor, x: Tensor, upstream: Tensor) -> Answer:
+    return Answer(value.detach(), torch.autograd.grad(value, x, upstream.double())[0])

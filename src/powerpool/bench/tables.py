@@ -6,11 +6,21 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from powerpool.bench.findings import GRAM, LOEWNER, LOSS, NEWTON_SCHULZ, OURS, TARGETS, find_losses
 from powerpool.bench.measure import Spread
-from powerpool.bench.record import BenchRecord, CaseRecord, Measured
+from powerpool.bench.record import (
+    GRAM,
+    LOEWNER,
+    LOSS,
+    NEWTON_SCHULZ,
+    OURS,
+    TARGETS,
+    BenchRecord,
+    CaseRecord,
+    Measured,
+    find_losses,
+)
 from powerpool.console import cell
-from powerpool.report.document import escaped
+from powerpool.report.document import Bold, escaped
 from powerpool.runs.environment import Environment
 
 if TYPE_CHECKING:
@@ -28,8 +38,7 @@ class Table:
     title: str
     headings: Sequence[str]
     rows: Sequence[Sequence[str]]
-    emphasis: Collection[str] = ()
-    """Cells to emphasize."""
+    """Rows with a :class:`Bold` cell are red."""
 
     def as_rich(self) -> RichTable:
         """The table for a terminal; numbers are aligned at the right."""
@@ -40,18 +49,14 @@ class Table:
             is_number = number > 0 and all(row[number][:1] in "0123456789-" for row in self.rows)
             table.add_column(cell(heading), justify="right" if is_number else "left")
         for row in self.rows:
-            style = "red" if any(text in self.emphasis for text in row) else None
+            style = "red" if any(isinstance(text, Bold) for text in row) else None
             table.add_row(*map(cell, row), style=style)
         return table
 
     def as_markdown(self) -> list[str]:
         """The lines of the table in Markdown, without its title."""
-
-        def line(cells: Sequence[str]) -> str:
-            shown = (f"**{escaped(text)}**" if text in self.emphasis else escaped(text) for text in cells)
-            return f"| {' | '.join(shown)} |"
-
-        return [line(self.headings), "|" + "---|" * len(self.headings), *map(line, self.rows)]
+        lines = [f"| {' | '.join(map(escaped, cells))} |" for cells in (self.headings, *self.rows)]
+        return [lines[0], "|" + "---|" * len(self.headings), *lines[1:]]
 
 
 def case_table(case: CaseRecord) -> Table:
@@ -78,9 +83,9 @@ def target_table(record: BenchRecord) -> Table:
     rows = []
     for target in record.targets:
         sign = "at most" if "floor" in target.what else "at least"
-        result = "met" if target.met else "missed"
+        result = "met" if target.met else Bold("missed")
         rows.append((target.case, target.what, f"{sign} {target.wanted:g}", f"{target.measured:.3g}", result))
-    return Table("Targets", ("case", "what", "wanted", "measured", "result"), rows, emphasis=("missed",))
+    return Table("Targets", ("case", "what", "wanted", "measured", "result"), rows)
 
 
 def growth_table(record: BenchRecord, only: Collection[str] = ()) -> Table:

@@ -9,8 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from powerpool.errors import ShapeError
-
 POINTS = 401
 """Points of a line that is a formula; odd, so that the middle of a range is one of them."""
 
@@ -53,11 +51,6 @@ class Line:
     """The name of an earlier line with the same colour."""
     dash: int | None = None
     """The number of its dash; default: the next one."""
-
-    def __post_init__(self) -> None:
-        for values in (self.x, self.y, *(self.interval or ())):
-            if values.ndim != 1 or values.shape != self.x.shape:
-                raise ShapeError(f"The line {self.name} must have as many y as x, in one dimension.")
 
 
 @dataclass(frozen=True)

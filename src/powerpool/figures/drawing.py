@@ -100,8 +100,10 @@ def typeset(text: str) -> str:
     Example:
         >>> typeset("MaxExp, eta = 3, y1 >= y0") == "MaxExp, \u03b7 = 3, y\u2081 \u2265 y\u2080"
         True
-        >>> typeset("Gamma on betas")
-        'Gamma on betas'
+        >>> typeset("y1(eta-bar), exp(-y)") == "y\u2081(\u03b7\u0304), exp(\u2212y)"
+        True
+        >>> typeset("Gamma on betas, SpecMaxExp-eta")
+        'Gamma on betas, SpecMaxExp-eta'
     """
     for sign, typed in SIGNS.items():
         text = text.replace(sign, typed)

@@ -15,7 +15,7 @@ import powerpool as pp
 from powerpool import solvers
 from powerpool.bench import reference
 from powerpool.bench.cases import Inputs
-from powerpool.selfcheck import cases, compiler, oracle
+from powerpool.selfcheck import cases, checks, oracle
 from powerpool.selfcheck.cases import CurveCase, Given
 from powerpool.selfcheck.checks import Check, Findings, Operator, Problem, Right, run
 
@@ -68,8 +68,8 @@ class Battery:
         yield Check("large pools, float32", LARGE_TOLERANCE, self._large_pools)
         same = 0.0 if torch.device(self.device).type == "cpu" else CUDA_REPEATS
         yield Check("two runs are equal", same, self._repeat)
-        missing = "left out by --quick" if quick else compiler.find_obstacle(self.device)
-        excuse = partial(compiler.find_fault, self.device)
+        missing = "left out by --quick" if quick else checks.find_obstacle(self.device)
+        excuse = partial(checks.find_fault, self.device)
         yield replace(self._compile_check("inductor"), skipped=missing, excuse=excuse)
         if missing:  # tracing and differentiation, which need no compiler
             yield self._compile_check("aot_eager")
@@ -170,7 +170,7 @@ class Battery:
 
     def _compile_check(self, backend: str) -> Check:
         compiled = partial(self._compiled, backend)
-        return Check(f"torch.compile, {backend}", TOLERANCES[torch.float32], compiled, context=compiler.fresh_dynamo)
+        return Check(f"torch.compile, {backend}", TOLERANCES[torch.float32], compiled, context=checks.fresh_dynamo)
 
     def _compiled(self, backend: str, findings: Findings) -> None:
         curve, given = _case_of("maxexp"), self.features[0]

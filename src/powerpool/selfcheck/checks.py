@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+import os
+import shutil
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from typing import Literal, TypeAlias
 
 import torch
@@ -196,3 +199,34 @@ def _distance(found: Tensor, right: Tensor, size: Tensor) -> float:
 
 def _number(error: float) -> str:
     return f"{error:.1e}" if error else "0"
+
+
+# ---- torch.compile ---------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def fresh_dynamo() -> Iterator[None]:
+    """Reset the compiler before and after the ``with`` block, so that everything inside is compiled."""
+    torch._dynamo.reset()
+    try:
+        yield
+    finally:
+        torch._dynamo.reset()
+
+
+def find_obstacle(device: str) -> str:
+    """What Inductor lacks on this machine, or "": it generates C++ for the CPU and Triton for other devices."""
+    if torch.device(device).type != "cpu":
+        return "" if find_spec("triton") else "the package triton is not installed"
+    found = any(shutil.which(name) for name in (os.environ.get("CXX"), "g++", "clang++", "cl") if name)
+    return "" if found else "no C++ compiler on this machine (g++ or clang++)"
+
+
+def find_fault(device: str) -> str | None:
+    """Why Inductor cannot even compile x + 1; None if it can, so that a failure is the library's."""
+    try:
+        torch.compile(lambda x: x + 1, backend="inductor")(torch.zeros(2, device=device))
+    except Exception as error:  # a tool chain may raise anything
+        lines = str(error).strip().splitlines() or [""]
+        return f"Inductor does not work on this machine, not even for x + 1: {type(error).__name__}: {lines[0][:100]}"
+    return None

@@ -62,7 +62,7 @@ def gamma(theta: Decimal) -> Scalar:
     """p^gamma."""
     return Scalar(
         lambda p: p**theta if p > 0 else ZERO,
-        lambda p: theta * p ** (theta - 1) if p > 0 else ZERO,
+        lambda p: theta * _power(p, theta - 1) if p > 0 or theta >= 1 else ZERO,
         trace_normalize=False,
         adds_eps=True,
         infinite_slope=theta < 1,

@@ -9,7 +9,6 @@ Example:
     0.011524
 """
 
-from powerpool.theory.derivatives import gamma_gradient, maxexp_gradient
 from powerpool.theory.gaps import (
     Line,
     TouchingPoints,
@@ -36,7 +35,9 @@ from powerpool.theory.heat import (
 )
 from powerpool.theory.kernels import moment_kernel, polynomial_kernel, rbf_kernel, rbf_riemann_bound, rbf_riemann_sum
 from powerpool.theory.links import (
+    alignment_point,
     combined_bound,
+    error_point,
     eta_bar_of_t,
     eta_of_eta_prime,
     eta_of_t,
@@ -44,11 +45,13 @@ from powerpool.theory.links import (
     eta_slope,
     eta_tilde_of_t,
     gamma_of_t,
+    sigme_maxexp_distance,
     t_of_eta,
     t_of_eta_bar,
     t_of_gamma,
     t_tilde_of_eta_bar,
 )
+from powerpool.theory.matrices import gamma_gradient, leading_variance, maxexp_gradient, push_forward
 from powerpool.theory.probability import (
     Posterior,
     at_least_one,
@@ -63,8 +66,6 @@ from powerpool.theory.probability import (
     signed_difference,
     signed_difference_sum,
 )
-from powerpool.theory.sigme import alignment_point, error_point, sigme_maxexp_distance
-from powerpool.theory.spectrum import leading_variance, push_forward
 
 __all__ = [
     "Line",

@@ -60,10 +60,8 @@ def heat_kernel(laplacian: Tensor, t: float) -> Tensor:  # shape: (*, C, C) -> (
         tensor([[0.5000, 0.5000],
                 [0.5000, 0.5000]], dtype=torch.float64)
     """
-    time = _time(t)
-    given = _symmetric(laplacian, "laplacian")
-    values, vectors = torch.linalg.eigh(given)
-    return _rebuild(vectors, torch.exp(-time * values))
+    values, vectors = torch.linalg.eigh(_symmetric(laplacian, "laplacian"))
+    return _rebuild(vectors, torch.exp(-_time(t) * values))
 
 
 def graph_hdp(matrix: Tensor, t: float, tolerance: float = 1e-12) -> Tensor:  # shape: (*, C, C) -> (*, C, C)
@@ -79,7 +77,8 @@ def graph_hdp(matrix: Tensor, t: float, tolerance: float = 1e-12) -> Tensor:  # 
         >>> graph_hdp(matrix, 0.5).diagonal()
         tensor([0.3679, 0.3679, 0.0000], dtype=torch.float64)
     """
-    projection = _projection(matrix, tolerance)
+    _, vectors, inside = _spectrum(matrix, tolerance)
+    projection = _rebuild(vectors, inside.to(torch.float64))
     return projection @ heat_kernel(loopy_graph(matrix, tolerance).laplacian, t) @ projection
 
 
@@ -129,8 +128,7 @@ def gamma_flow(matrix: Tensor, t: float, tolerance: float = 1e-12) -> Tensor:  #
                 [0.0000, 0.0000]], dtype=torch.float64)
     """
     values, vectors, inside = _spectrum(matrix, tolerance)
-    time = _time(t)
-    return _rebuild(vectors, torch.where(inside, torch.where(inside, values, 1.0).pow(math.e * time), 0.0))
+    return _rebuild(vectors, torch.where(inside, torch.where(inside, values, 1.0).pow(math.e * _time(t)), 0.0))
 
 
 def gamma_flow_rate(
@@ -160,9 +158,7 @@ def log_laplacian(matrix: Tensor, tolerance: float = 1e-12) -> Tensor:  # shape:
 
 
 def _time(t: float) -> Tensor:
-    time = torch.tensor(t, dtype=torch.float64)
-    require_positive(time, "t")
-    return time
+    return require_positive(torch.tensor(t, dtype=torch.float64), "t")
 
 
 def _symmetric(matrix: Tensor, name: str = "matrix") -> Tensor:
@@ -197,11 +193,6 @@ def _unit_spectrum(matrix: Tensor) -> tuple[Tensor, Tensor]:
     return values.clamp(0.0, 1.0), vectors
 
 
-def _projection(matrix: Tensor, tolerance: float) -> Tensor:
-    _, vectors, inside = _spectrum(matrix, tolerance)
-    return _rebuild(vectors, inside.to(torch.float64))
-
-
 def _rebuild(vectors: Tensor, values: Tensor) -> Tensor:
     return symmetrize((vectors * values[..., None, :]) @ vectors.mT)
 
@@ -209,8 +200,5 @@ def _rebuild(vectors: Tensor, values: Tensor) -> Tensor:
 def _like(state: Tensor, matrix: Tensor) -> Tensor:
     require_square(state, "state")
     if state.shape[-1] != matrix.shape[-1]:
-        raise ShapeError(
-            f"state must have the size of matrix, {tuple(matrix.shape)} (got {tuple(state.shape)}). "
-            "A vector v = V v_0 follows from the matrix V."
-        )
+        raise ShapeError(f"state must have the size of matrix, {tuple(matrix.shape)} (got {tuple(state.shape)}).")
     return state.to(torch.float64)

@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from powerpool.bench import competitors, reference
-from powerpool.bench.cases import BenchCase, Contender, Inputs
+from powerpool.bench.cases import BenchCase, Contender, DisagreementError, Effort, Inputs, check_answers, run_case
 from powerpool.bench.reference import Answer
-from powerpool.bench.runner import DisagreementError, Effort, check_answers, run_case
 
 VALUE, GRADIENT = torch.tensor([3.0, 4.0]), torch.tensor([0.0, 5.0])
 

@@ -1,11 +1,13 @@
-"""App. B, C, N and O: derivatives that the paper writes out."""
+"""App. B, C, N and O, Table 2: derivatives that the paper writes out, and curves of matrices and spectra."""
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy import linalg, stats
 from torch import Tensor
 
 import powerpool as pp
@@ -114,14 +116,75 @@ def test_eigenvalues_move_along_their_vectors():
         torch.testing.assert_close(found, torch.outer(vectors[:, i], vectors[:, i]), **CLOSE)
 
 
+IDENTITY = np.eye(4)
+CLOSED_FORMS = {
+    "gamma": (pp.Gamma(0.5), linalg.sqrtm),
+    "gamma-0.3": (pp.Gamma(0.3), lambda m: linalg.fractional_matrix_power(m, 0.3)),
+    "maxexp": (pp.MaxExp(7), lambda m: IDENTITY - np.linalg.matrix_power(IDENTITY - m, 7)),
+    "asinhe": (pp.AsinhE(3.0), lambda m: linalg.logm(3 * m + linalg.sqrtm(IDENTITY + 9 * m @ m))),
+    "sigme": (pp.SigmE(5.0), lambda m: 2 * linalg.inv(IDENTITY + linalg.expm(-5 * m)) - IDENTITY),
+    "hdp": (pp.HDP(0.01), lambda m: linalg.expm(-0.01 * linalg.pinv(m))),
+}
+
+
+@pytest.mark.parametrize("name", CLOSED_FORMS)
+def test_closed_forms_of_matrices(name):
+    """Table 2, for a matrix of full rank and trace 1."""
+    curve, closed = CLOSED_FORMS[name]
+    matrix = covariance(4)
+    found = pp.spectral(matrix, curve, "eigen", eps=0.0)
+    torch.testing.assert_close(found, torch.from_numpy(np.real(closed(matrix.numpy()))), rtol=1e-9, atol=1e-10)
+
+
+@few_examples
+@given(st.integers(2, 20), st.integers(0, 2**16))
+def test_leading_variance_is_the_variance(count, seed):
+    values = torch.rand(3, count, generator=torch.Generator().manual_seed(seed), dtype=F64)
+    leading = 1 + seed % count
+    found = theory.leading_variance(values, pp.MaxExp(5), leading)
+    expected = [np.var(1 - (1 - np.sort(row)[::-1][:leading]) ** 5) for row in values.numpy()]
+    torch.testing.assert_close(found, torch.tensor(expected, dtype=F64), rtol=1e-9, atol=1e-14)
+
+
+@pytest.mark.parametrize("leading", [5, 10, 15])
+def test_leading_variance_falls_in_the_end(leading):
+    """Fig. var1: after its peak it falls monotonically to 0."""
+    spectrum = 1.0 / torch.arange(1, 101, dtype=F64) ** 1.5
+    spectrum = spectrum / spectrum.sum()
+    etas = torch.logspace(0, 5, 60, dtype=F64).tolist()
+    found = torch.stack([theory.leading_variance(spectrum, pp.MaxExp(eta), leading) for eta in etas])
+    peak = int(found.argmax())
+    assert (found[peak:].diff() <= 1e-15).all()
+    assert found[-1] < 1e-12
+
+
+@pytest.mark.parametrize("curve", [pp.MaxExp(20), pp.Gamma(0.2), pp.HDP(0.01)], ids=str)
+def test_push_forward_of_a_beta_spectrum(curve):
+    """Fig. epn-dist: the density is that of the transformed samples, has mass 1, and piles up near 1."""
+    beta = stats.beta(1.0, 6.0)
+    points = torch.linspace(1e-6, 0.9, 200001, dtype=F64)
+    values, density = theory.push_forward(points, torch.from_numpy(beta.pdf(points.numpy())), curve)
+    usable = values > 1e-9  # below, slope and density are not reliable numbers
+    mass = torch.trapezoid(density[usable], values[usable]).item()
+    assert mass == pytest.approx(1, abs=0.01)
+    samples = curve.value(torch.from_numpy(beta.rvs(20000, random_state=0))).numpy()
+    grid = np.linspace(0.1, 0.9, 9)
+    below = [
+        torch.trapezoid(density[usable & (values <= edge)], values[usable & (values <= edge)]).item() for edge in grid
+    ]
+    np.testing.assert_allclose(below, [(samples <= edge).mean() for edge in grid], atol=0.015)
+    assert np.median(samples) > 0.6 > 5 * np.median(beta.rvs(20000, random_state=0))
+
+
 def test_bad_arguments():
-    eye = torch.eye(2)
-    for function, name in ((theory.maxexp_gradient, "eta"), (theory.gamma_gradient, "gamma")):
-        with pytest.raises(ArgumentError, match=rf"{name}.*2\.5"):
-            function(eye, eye, 2.5)
-        with pytest.raises(ArgumentError, match=f"{name}.*0"):
-            function(eye, eye, 0)
-        with pytest.raises(ShapeError, match="grad"):
-            function(eye, torch.eye(3), 2)
-        with pytest.raises(ShapeError, match="matrix"):
-            function(torch.ones(2, 3), eye, 2)
+    eye, values = torch.eye(2), torch.rand(4)
+    with pytest.raises(ArgumentError, match=r"eta.*2\.5"):
+        theory.maxexp_gradient(eye, eye, 2.5)
+    with pytest.raises(ArgumentError, match=r"gamma.*0"):
+        theory.gamma_gradient(eye, eye, 0)
+    with pytest.raises(ShapeError, match="grad"):
+        theory.maxexp_gradient(eye, torch.eye(3), 2)
+    with pytest.raises(ArgumentError, match="leading"):
+        theory.leading_variance(values, pp.MaxExp(2), 5)
+    with pytest.raises(TypeError, match="points"):
+        theory.push_forward(torch.tensor([1]), torch.ones(1), pp.MaxExp(2))
