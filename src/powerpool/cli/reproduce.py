@@ -77,12 +77,13 @@ def compute_chain(
     """Run a chain in this process; what a worker does."""
     task = get_task(name)
     data = task.open(config, reference)
-    outcome = run_chain(task, config, data, chain, protocols, folder / CHECKPOINTS)
+    checkpoints = folder / CHECKPOINTS / f"{chain:02d}"  # folds share the folder
+    outcome = run_chain(task, config, data, chain, protocols, checkpoints)
     if task.keeps_models:  # the same model under every protocol
         write_json(folder / DATA, to_json(task.identity(data)))
         task.save(next(iter(outcome.models.values())), folder)
     else:
-        shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
+        shutil.rmtree(checkpoints, ignore_errors=True)
     return {
         "results": {protocol: to_json(result) for protocol, result in outcome.results.items()},
         "environment": to_json(environment()),

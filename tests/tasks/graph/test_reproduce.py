@@ -196,3 +196,15 @@ def test_kill_9_loses_running_units_only_and_the_number_of_jobs_changes_nothing(
         expected = outcome.results["validation-only"]
         assert (result.value, result.chosen, result.epoch) == (expected.value, expected.chosen, expected.epoch)
         assert result.test_loss == pytest.approx(expected.test_loss, rel=1e-5)
+
+
+def test_a_finished_fold_leaves_the_checkpoints_of_the_others(tmp_path):
+    config = small_config()
+    digest = TASK.identity(TASK.load(config)).digest
+    other = tmp_path / "checkpoints" / "01" / "01-00"
+    other.parent.mkdir(parents=True)
+    other.touch()
+    answer = command.compute_chain("graph", config, 0, ("validation-only",), digest, tmp_path)
+    assert answer["results"]["validation-only"]["number"] == 0
+    assert other.exists()
+    assert not (tmp_path / "checkpoints" / "00").exists()
