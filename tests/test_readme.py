@@ -347,7 +347,16 @@ def test_names_of_data_that_stand_for_others_have_a_recipe():
 
 
 # ---- commands, as they are typed -------------------------------------------------------------------------------------
+
+
+def use_threads(patch: pytest.MonkeyPatch) -> None:
+    """Run units in threads and draw no plots: both have tests of their own, and take most of the time."""
+    patch.setattr(runner, "_make_executor", Threads)
+    patch.setattr(write, "draw_plots", lambda group, folder, stem: {})
+
+
 def test_the_commands_of_the_page_on_images_run_in_their_order(tmp_path, monkeypatch):
+    use_threads(monkeypatch)
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("POWERPOOL_DATA", raising=False)
     monkeypatch.setenv("POWERPOOL_CACHE", str(tmp_path / "cache"))  # as on a machine that never saw the project
@@ -362,6 +371,7 @@ def test_the_commands_of_the_page_on_images_run_in_their_order(tmp_path, monkeyp
 
 
 def test_the_commands_of_the_page_on_few_shot_learning_run_in_their_order(tmp_path, monkeypatch):
+    use_threads(monkeypatch)
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("POWERPOOL_DATA", raising=False)
     monkeypatch.setenv("POWERPOOL_CACHE", str(tmp_path / "cache"))
@@ -375,6 +385,7 @@ def test_the_commands_of_the_page_on_few_shot_learning_run_in_their_order(tmp_pa
 
 
 def test_the_commands_of_the_page_on_graphs_run_in_their_order(tmp_path, monkeypatch):
+    use_threads(monkeypatch)
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("POWERPOOL_DATA", raising=False)  # a fresh clone has MUTAG from a wheel, and nothing else
     commands = commands_of("docs/graphs.md")
