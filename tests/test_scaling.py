@@ -41,5 +41,5 @@ def test_every_engine_of_the_page_can_be_asked_for():
 
 def test_the_page_names_the_variables_that_units_do_not_inherit():
     text = " ".join((ROOT / "docs/scaling.md").read_text(encoding="utf-8").split())
-    sentence = re.search(r"variables that begin with (.*?) it has those of the command alone", text)[1]
+    sentence = re.search(r"variables that begin with (.*?) are copied from the command", text)[1]
     assert set(re.findall(r"`(\w+)`", sentence)) == set(INHERITED)

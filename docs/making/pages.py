@@ -45,7 +45,7 @@ def on_config(config: Any) -> Any:
     ordered = [*(name for name in TITLES if name in found), *sorted(found - TITLES.keys())]
     reports = [{TITLES.get(name, name): f"results/{name}/README.md"} for name in ordered]
     for section in config.nav:
-        for entry in section.get("Measured", []):
+        for entry in section.get("Results", []):
             if "Tables" in entry:
                 entry["Tables"] = reports
     return config
