@@ -99,7 +99,7 @@ def asinhe(theta: Decimal) -> Scalar:
 def sigme(theta: Decimal, trace_normalize: bool = True) -> Scalar:
     """2/(1 + e^(-eta p)) - 1."""
     return Scalar(
-        lambda p: 2 / (1 + (-theta * p).exp()) - 1,
+        lambda p: (2 / (1 + (-theta * abs(p)).exp()) - 1).copy_sign(p),
         lambda p: 2 * theta * (-theta * abs(p)).exp() / (1 + (-theta * abs(p)).exp()) ** 2,
         trace_normalize,
         signed=True,
