@@ -1,7 +1,7 @@
-"""What is fuzzed: each target reads bytes as a file of one kind. Only errors of powerpool may come out of it.
+"""Fuzz targets: each reads bytes as a file of one kind, and may raise only errors of powerpool.
 
-The tests of ``tests/trust/test_fuzz.py`` feed the targets from hypothesis; ``python -m tests.fuzz.with_atheris TARGET``
-feeds them from atheris, which follows what the code does with the bytes.
+``tests/trust/test_fuzz.py`` runs them with hypothesis, ``python -m tests.fuzz.with_atheris TARGET`` with atheris, which
+is guided by coverage.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ KINDS = tuple(texts(TINY))
 
 @contextlib.contextmanager
 def place(name: str, data: bytes = b"") -> Iterator[Path]:
-    """A file in a folder of its own, in memory where the system has such a disk."""
+    """A file in a temporary folder, in memory if the system has such a disk."""
     shm = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=shm if shm.is_dir() else None) as folder:
         path = Path(folder, name)
@@ -51,7 +51,7 @@ def place(name: str, data: bytes = b"") -> Iterator[Path]:
 
 
 def graphs(data: bytes) -> None:
-    """The first byte says which text file of a set the others are."""
+    """A text file of a data set of graphs; the first byte chooses which."""
     with place("other") as path:
         folder = write_graphs(path.parent / "set", texts(TINY))
         (folder / f"TINY_{KINDS[data[0] % len(KINDS)] if data else 'A'}.txt").write_bytes(data[1:])
@@ -59,19 +59,19 @@ def graphs(data: bytes) -> None:
 
 
 def graph_zip(data: bytes) -> None:
-    """A zip of a set of graphs."""
+    """A zip of graphs."""
     with place("set.zip", data) as path:
         load_graphs(path, limits=LIMITS)
 
 
 def recipe(data: bytes) -> None:
-    """The first byte says which kind of recipe the others are."""
+    """A recipe; the first byte chooses the task."""
     with place("any.yaml", data[1:]) as path:
         to_yaml(read_recipe(path, CONFIGS[data[0] % len(CONFIGS) if data else 0]))
 
 
 def lists(data: bytes) -> None:
-    """Lists of pictures, one after the other with a NUL between them: those of Ravi, of MIT67 and of CUB-200-2011."""
+    """Lists of images, separated by NUL: those of Ravi, of MIT67 and of CUB-200-2011."""
     csv, text, *cub = [*data.split(b"\0"), *[b""] * 6][:6]
     flat = [f"images/{number}.jpg" for number in range(4)]
     nested = [f"Images/a/{number}.jpg" for number in range(2)] + ["Images/b/0.jpg"]
@@ -85,16 +85,16 @@ def lists(data: bytes) -> None:
             ),
         ),
     )
-    for pictures, files in forms:
+    for images, files in forms:
         with contextlib.suppress(PowerPoolError):
-            found = arrange([*pictures, *files], files.__getitem__, "a set")
+            found = arrange([*images, *files], files.__getitem__, "a set")
             sorted((labelled.label for labelled in found), key=natural_key)
             ClassCut().divide({labelled.label for labelled in found})
             split_images(found, Splits(), "a set")
 
 
 def names(data: bytes) -> None:
-    """Names of files, one on a line, as a folder may have them."""
+    """File names of a folder, one per line."""
     files = [line.decode("utf-8", "surrogateescape") for line in data.split(b"\n") if line]
     for nested in (False, True):
         with contextlib.suppress(PowerPoolError):
@@ -106,7 +106,7 @@ def names(data: bytes) -> None:
 
 @contextlib.contextmanager
 def own_cache(folder: Path) -> Iterator[None]:
-    """A cache beside the file, not that of the user."""
+    """Use a cache beside the file instead of that of the user."""
     before = os.environ.get("POWERPOOL_CACHE")
     os.environ["POWERPOOL_CACHE"] = str(folder / "cache")
     try:
@@ -118,8 +118,8 @@ def own_cache(folder: Path) -> Iterator[None]:
             os.environ["POWERPOOL_CACHE"] = before
 
 
-def picture_zip(data: bytes) -> None:
-    """A zip of pictures, unpacked into a cache beside it; its pictures are read."""
+def image_zip(data: bytes) -> None:
+    """A zip of images, which is unpacked and read."""
     with place("set.zip", data) as path, own_cache(path.parent):
         try:
             images = load_images(path, limits=LIMITS)
@@ -130,7 +130,7 @@ def picture_zip(data: bytes) -> None:
 
 
 def image(data: bytes) -> None:
-    """One picture."""
+    """One image."""
     read_image(data, LIMITS)
 
 
@@ -146,8 +146,8 @@ def checkpoint(data: bytes) -> None:
         load_state(path)
 
 
-def picture_folder(data: bytes) -> None:
-    """A folder of pictures, one of which is damaged and is passed over; all others are read."""
+def image_folder(data: bytes) -> None:
+    """A folder with one damaged image, which is skipped; all others are read."""
     with place("other") as path, own_cache(path.parent):
         folder = write_folder(path.parent / "set", split_set())
         (folder / "train" / "iris" / "damaged.png").write_bytes(data)
@@ -159,13 +159,13 @@ def picture_folder(data: bytes) -> None:
 
 
 def bench_record(data: bytes) -> None:
-    """The record of a measurement."""
+    """A record of bench."""
     with place("pools.json", data) as path:
         load_bench(path)
 
 
 def stored_features(data: bytes) -> None:
-    """What the folder of stored features says of itself."""
+    """The description of stored features."""
     with place("store.json", data) as path:
         (path.parent / "maps.bin").write_bytes(bytes(64))
         store = FeatureStore(path.parent, {"net": "a"}, count=4, shape=(8,), dtype="float16")
@@ -180,8 +180,8 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
         recipe,
         lists,
         names,
-        picture_folder,
-        picture_zip,
+        image_folder,
+        image_zip,
         image,
         record,
         bench_record,
@@ -192,18 +192,18 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
 
 
 def survive(target: str, data: bytes) -> None:
-    """Read the bytes. They are taken, or refused by an error of powerpool; everything else comes out."""
+    """Read the bytes; errors of powerpool are expected, others are raised."""
     with contextlib.suppress(PowerPoolError):
         TARGETS[target](data)
 
 
 def seeds(target: str) -> list[bytes]:
-    """Bytes that are taken, for a start."""
+    """Return valid files to start from."""
     with place("a") as path:
         folder = path.parent
         if target == "graph_zip":
             return [write_graph_zip(folder / "set.zip", texts(TINY)).read_bytes()]
-        if target == "picture_zip":
+        if target == "image_zip":
             return [write_zip(folder / "set.zip", split_set()).read_bytes(), _packed(folder / "b.zip")]
         if target == "record":
             graph_run("SOP", [80.0, 84.5]).write(path)
@@ -232,7 +232,7 @@ def seeds(target: str) -> list[bytes]:
             b"shn/source/a/0.jpg\nshn/target/a/1.jpg",
         ],
         "image": [png()],
-        "picture_folder": [png()],
+        "image_folder": [png()],
     }[target]
 
 

@@ -1,7 +1,7 @@
-"""``python -m tests.fuzz.with_atheris TARGET [options of libFuzzer]``: targets fed by atheris, which is not required.
+"""``python -m tests.fuzz.with_atheris TARGET [options of libFuzzer]``: fuzz a target with atheris, which is optional.
 
 Install it with ``pip install atheris``. A minute of recipes: ``... with_atheris recipe -max_total_time=60``; of each
-target: ``... with_atheris all -max_total_time=60``, which says so and ends where atheris is not installed.
+target: ``... with_atheris all -max_total_time=60``, which does nothing if atheris is not installed.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from pathlib import Path
 
 
 def every(options: list[str]) -> int:
-    """Each target in a process of its own, since atheris ends the one that it runs in."""
+    """Run each target in a separate process, since atheris ends the one that it runs in."""
     if importlib.util.find_spec("atheris") is None:
-        print("atheris is not installed: its part is left out. Install it with: pip install atheris")
+        print("atheris is not installed: nothing was fuzzed. Install it with: pip install atheris")
         return 0
     from tests.fuzz.targets import TARGETS
 
@@ -27,7 +27,7 @@ def every(options: list[str]) -> int:
 
 
 def main() -> None:
-    """Fuzz one target, or each in turn, until it is stopped, or something comes out that should not."""
+    """Fuzz one target, or each in turn, until stopped or until a target fails."""
     if sys.argv[1:2] == ["all"]:
         sys.exit(every(sys.argv[2:]))
     import atheris  # type: ignore[import-not-found]

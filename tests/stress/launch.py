@@ -95,14 +95,24 @@ def _watch_fewshot(note: Note, patch: Patch) -> None:
 def _watch_end_to_end(note: Note, patch: Patch) -> None:
     from powerpool.tasks.vision.loop import Loop
 
-    step = Loop.train_batch
+    step, save, last = Loop.train_batch, Loop.save, 0
+
+    def note_batch(loop: Loop) -> None:
+        nonlocal last
+        if loop.progress.step != last:
+            last = loop.progress.step
+            note(f"batch {last}")
 
     def noted_step(loop: Loop, batch: Any) -> None:
-        number = loop.progress.step + 1
         step(loop, batch)
-        note(f"batch {number}")
+        note_batch(loop)
+
+    def noted_save(loop: Loop) -> None:
+        note_batch(loop)  # a batch may save, and then stop the training
+        save(loop)
 
     patch(Loop, "train_batch", noted_step)
+    patch(Loop, "save", noted_save)
 
 
 def _watch_frozen(note: Note, patch: Patch) -> None:

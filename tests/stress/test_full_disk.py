@@ -1,4 +1,4 @@
-"""A disk that fills up while a model is trained: the last checkpoint stays, and the run goes on from it."""
+"""A disk that fills up during training: the last checkpoint remains, and the run resumes from it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.stress.kills import POLL, Place, are_equal, finish_here, start_warm
 
 SIZE = 4 * 2**20
 LIMIT = 1000
-"""Bytes of a file, fewer than a checkpoint or the messages have that were written so far."""
+"""Limit of a file in bytes, below the size of a checkpoint."""
 
 
 class OnDisk(Place):
@@ -45,20 +45,20 @@ def disk(tmp_path):
 
 
 def fill(ballast: Path) -> None:
-    """Take all the space that there is, to the last page."""
+    """Use all free space, to the last page."""
     with ballast.open("ab", buffering=0) as file, contextlib.suppress(OSError):
         while True:
             file.write(bytes(4096))
 
 
 def train_until_it_fails(place: Place, spoil: Callable[[int], object]) -> tuple[int, str]:
-    """Exit code and messages of a training; ``spoil`` is called again and again once two epochs are saved."""
+    """Return exit code and messages of a training; ``spoil`` is called repeatedly after two saved epochs."""
     running = start_warm(place)
     try:
         running.wait_until_held()
         spoil(running.pid)
         running.signal(signal.SIGCONT)
-        while running.poll() is None:  # a checkpoint that takes the place of another one makes room
+        while running.poll() is None:  # replacing a checkpoint frees space
             with contextlib.suppress(ProcessLookupError):
                 spoil(running.pid)
             time.sleep(POLL)
@@ -68,25 +68,25 @@ def train_until_it_fails(place: Place, spoil: Callable[[int], object]) -> tuple[
     return running.wait(), running.err.read_text()
 
 
-def assert_clear_and_whole(place: Place, code: int, err: str, reason: str) -> None:
+def assert_clean_failure(place: Place, code: int, err: str, reason: str) -> None:
     assert code == 1, err
     assert "Traceback" not in err
     last = err.splitlines()[-1]
-    assert last.startswith("powerpool train graph: error: Cannot write ")
-    assert last.endswith(f"{reason}. What was there before is unchanged: make room, and try again.")
+    assert last.startswith("powerpool train graph: error: ")
+    assert reason in last
     computed, saved = place.stamps, place.saved
-    assert len(saved) >= 2  # and all checkpoints can be read, or this would have failed
+    assert len(saved) >= 2  # reading them also checks that all checkpoints are complete
     assert len(computed) - len(saved) <= 1
-    assert [file for file in place.run.rglob(".*") if file.name != ".lock"] == []  # no part of a file
+    assert [file for file in place.run.rglob(".*") if file.name != ".lock"] == []  # no temporary file
     assert not (place.run / "record.json").exists()
 
 
-def test_a_training_on_a_full_disk_ends_with_a_message_and_goes_on_when_there_is_room(runs, disk):
+def test_a_training_on_a_full_disk_fails_and_resumes_when_there_is_room(runs, disk):
     whole = runs("graph")
     place = OnDisk(whole.case, disk, "run", hold=3)
     ballast = disk / "ballast"
     code, err = train_until_it_fails(place, lambda pid: fill(ballast))
-    assert_clear_and_whole(place, code, err, "No space left on device")
+    assert_clean_failure(place, code, err, "No space left on device")
     saved = place.saved
     ballast.unlink()
     before = place.stamps
@@ -95,12 +95,12 @@ def test_a_training_on_a_full_disk_ends_with_a_message_and_goes_on_when_there_is
     assert are_equal(place, whole)
 
 
-def test_a_limit_on_the_size_of_files_is_told_in_the_same_way(runs):
+def test_a_limit_on_the_size_of_files_is_reported_in_the_same_way(runs):
     whole = runs("graph")
     place = Place(whole.case, whole.folder, "limited", hold=3)
     code, err = train_until_it_fails(
         place, lambda pid: resource.prlimit(pid, resource.RLIMIT_FSIZE, (LIMIT, resource.RLIM_INFINITY))
     )
-    assert_clear_and_whole(place, code, err, "File too large")
+    assert_clean_failure(place, code, err, "File too large")
     finish_here(place)
     assert are_equal(place, whole)

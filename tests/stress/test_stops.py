@@ -1,4 +1,4 @@
-"""Ctrl-C, and a second command in the same folder, as a user meets them."""
+"""Ctrl-C, and a second command in the same run folder."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import pytest
 from tests.stress.kills import Place, are_equal, finish_here, give_here, start_warm
 
 
-# A training by episodes is interrupted in tests/tasks/fewshot, too.
+# tests/tasks/fewshot also interrupts a training.
 @pytest.mark.parametrize("name", ["graph", "vision", pytest.param("few-shot", marks=pytest.mark.stress)])
-def test_a_second_command_is_refused_and_ctrl_c_says_how_to_go_on(name, runs, capsys):
+def test_a_second_command_is_refused_and_an_interrupted_run_resumes(name, runs, capsys):
     whole = runs(name)
     place = Place(whole.case, whole.folder, "interrupted", hold=3)
     running = start_warm(place)
@@ -23,7 +23,7 @@ def test_a_second_command_is_refused_and_ctrl_c_says_how_to_go_on(name, runs, ca
         out, err = capsys.readouterr()
         assert out == ""
         (line,) = [line for line in err.splitlines() if "error" in line]
-        assert "Another process" in line
+        assert place.name in line
         assert place.stamps == before
         running.signal(signal.SIGINT)
         running.signal(signal.SIGCONT)

@@ -1,4 +1,4 @@
-"""What the tests of trust share: an empty cache, no data folder, and no network."""
+"""An empty cache, no data folder and default limits for every test; a fixture that forbids the network."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import pytest
 
 
 class NetworkUsedError(BaseException):
-    """Not an Exception: no library can take it for a network that is down, and go on."""
+    """Not an Exception, so that no library handles it as a network that is down."""
 
 
 @pytest.fixture(autouse=True)
-def _alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _isolated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("POWERPOOL_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
     for name in ("HF_DATASETS_CACHE", "POWERPOOL_DATA", "POWERPOOL_OFFLINE"):
@@ -25,10 +25,10 @@ def _alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever looks up a name or connects ends the test."""
+    """Looking up a host or connecting fails the test."""
 
     def refuse(*arguments: object, **options: object) -> NoReturn:
-        raise NetworkUsedError(f"the network was asked for: {arguments}")
+        raise NetworkUsedError(f"the network was used: {arguments}")
 
     for name in ("getaddrinfo", "create_connection", "gethostbyname"):
         monkeypatch.setattr(socket, name, refuse)

@@ -51,12 +51,12 @@ def load_state(path: str | Path) -> dict[str, Any]:
 
 
 def _require_zip(path: str | Path) -> None:
-    """Look at the first bytes, as torch does, before the whole file is read: to zipfile, a pickle may end in a zip."""
+    """Look at both ends before the whole file is read: torch goes by the first bytes, and zipfile by the last."""
     if not Path(path).is_file():
         return  # read_bytes names the reason
     with Path(path).open("rb") as file:
         first = file.read(len(ZIP))
-    if first != ZIP:
+    if first != ZIP or not zipfile.is_zipfile(path):
         raise RecordError(f"{path} is not a powerpool checkpoint: it is not a zip of tensors and plain values.")
 
 

@@ -146,6 +146,8 @@ class Weights:
         from safetensors import SafetensorError, safe_open
         from safetensors.torch import load_file
 
+        if path.exists() and not path.is_file():  # safe_open would wait for a pipe
+            raise RecordError(f"Cannot read {path}: it is not a file.")
         try:
             with safe_open(path, framework="pt") as file:
                 shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
@@ -164,10 +166,11 @@ class StoredModel(Generic[S]):
 
 def save_model(folder: Path, task: str, spec: Any, weights: Mapping[str, Tensor]) -> None:
     """Write a model atomically: the weights first, then the specification, which makes it readable."""
-    from safetensors.torch import save_file
+    from safetensors.torch import save
 
+    content = save({name: value.detach().cpu().contiguous().clone() for name, value in weights.items()})
     with atomic(folder / WEIGHTS) as temporary:
-        save_file({name: value.detach().cpu().contiguous().clone() for name, value in weights.items()}, temporary)
+        temporary.write_bytes(content)  # save_file hides the error of the system, for instance of a full disk
     write_json(folder / MODEL, {"format": FORMAT, "task": task, **to_json(spec)})
 
 
