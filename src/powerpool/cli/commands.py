@@ -8,7 +8,6 @@ from typing import Any
 from powerpool.cli.show import print_table, show_progress, write_answers
 from powerpool.console import emit, output_settings, print_line, print_note
 from powerpool.files import locked, read_json, write_json
-from powerpool.report.plots import draw_confusion
 from powerpool.runs.environment import environment
 from powerpool.runs.folder import CHECKPOINTS, EVALUATION, RECORD, open_run, require_output
 from powerpool.runs.record import RunRecord
@@ -81,6 +80,8 @@ def evaluate(options: Any) -> None:
     write_json(file, found.plain())
     if found.confusion is not None:
         written.append(file.with_name(CONFUSION))
+        from powerpool.report.plots import draw_confusion
+
         draw_confusion(found.confusion, written[-1], found.tables()[0].title)
     emit({**found.plain(), "written": written})
     print_line(f"written: {', '.join(map(str, written))}")

@@ -11,17 +11,19 @@ Example:
 
 from __future__ import annotations
 
+import importlib
 import warnings
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from powerpool.data.banks import ImageBank, read_bank
-from powerpool.data.decoding import Crops, read_image
-from powerpool.data.episodes import Episode, EpisodeError, Episodes
-from powerpool.data.fewshot import FewShotSet, load_fewshot
-from powerpool.data.graphs import GraphBatch, GraphSet, NodeFeatures, load_graphs
-from powerpool.data.images import ImageDataset, ImageSet, ImageSplit, check_images, list_images, load_images
-from powerpool.data.splits import ClassCut, Fold, Splits, stratified_folds
-from powerpool.data.store import DataError, ImageError, Limits, MissingDataError
+if TYPE_CHECKING:
+    from powerpool.data.banks import ImageBank, read_bank
+    from powerpool.data.decoding import Crops, read_image
+    from powerpool.data.episodes import Episode, EpisodeError, Episodes
+    from powerpool.data.fewshot import FewShotSet, load_fewshot
+    from powerpool.data.graphs import GraphBatch, GraphSet, NodeFeatures, load_graphs
+    from powerpool.data.images import ImageDataset, ImageSet, ImageSplit, check_images, list_images, load_images
+    from powerpool.data.splits import ClassCut, Fold, Splits, stratified_folds
+    from powerpool.data.store import DataError, ImageError, Limits, MissingDataError
 
 __all__ = [
     "ClassCut",
@@ -54,14 +56,25 @@ __all__ = [
 ]
 
 _RENAMED = {"PictureBank": "ImageBank", "list_pictures": "list_images", "readable": "check_images"}
+_HOMES = {
+    "banks": ("ImageBank", "read_bank"),
+    "decoding": ("Crops", "read_image"),
+    "episodes": ("Episode", "EpisodeError", "Episodes"),
+    "fewshot": ("FewShotSet", "load_fewshot"),
+    "graphs": ("GraphBatch", "GraphSet", "NodeFeatures", "load_graphs"),
+    "images": ("ImageDataset", "ImageSet", "ImageSplit", "check_images", "list_images", "load_images"),
+    "splits": ("ClassCut", "Fold", "Splits", "stratified_folds"),
+    "store": ("DataError", "ImageError", "Limits", "MissingDataError"),
+}
+"""The module of each name, imported when the name is used: a graph needs nothing that reads images."""
 
 
 def __getattr__(name: str) -> Any:
-    """Return a name of version 0.1 with a warning."""
-    if name not in _RENAMED:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    new = _RENAMED[name]
-    warnings.warn(
-        f"powerpool.data.{name} is now {new}; the old name will be removed.", DeprecationWarning, stacklevel=2
-    )
-    return globals()[new]
+    if name in _RENAMED:
+        text = f"powerpool.data.{name} is now {_RENAMED[name]}; the old name will be removed."
+        warnings.warn(text, DeprecationWarning, stacklevel=2)
+        name = _RENAMED[name]
+    for module, names in _HOMES.items():
+        if name in names:
+            return getattr(importlib.import_module(f"{__name__}.{module}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
