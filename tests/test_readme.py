@@ -357,6 +357,7 @@ def use_threads(patch: pytest.MonkeyPatch) -> None:
 
 def test_the_commands_of_the_page_on_images_run_in_their_order(tmp_path, monkeypatch):
     use_threads(monkeypatch)
+    use_tiny(monkeypatch)  # the real backbone has tests of its own
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("POWERPOOL_DATA", raising=False)
     monkeypatch.setenv("POWERPOOL_CACHE", str(tmp_path / "cache"))  # as on a machine that never saw the project

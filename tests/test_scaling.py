@@ -15,6 +15,7 @@ from tests.test_readme import ROOT, commands_of
 LAUNCHERS = {"python": [sys.executable], "torchrun": [sys.executable, "-m", "torch.distributed.run", "--standalone"]}
 
 
+@pytest.mark.stress
 def test_the_commands_of_the_page_on_scaling_run_in_their_order(tmp_path, monkeypatch):
     pytest.importorskip("distributed", reason="the page on scaling is not tested: pip install distributed")
     monkeypatch.chdir(tmp_path)

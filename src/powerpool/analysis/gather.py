@@ -214,8 +214,9 @@ class _Matrices:
         inequality = gini(matrix.diagonal().clamp(min=0))
         self._spectra.append(shares(eigenvalues))
         self._numbers.append(torch.stack([negative, inequality, mean_correlation(correlation)]))
-        self._total = self._total + correlation.nan_to_num(0.0)
-        self._known = self._known + ~correlation.isnan()
+        known = ~correlation.isnan()
+        self._total = self._total + torch.where(known, correlation, 0.0)
+        self._known = self._known + known
 
     def side(self) -> Side:
         negative, inequality, correlation = torch.stack(self._numbers).unbind(1)
