@@ -32,6 +32,7 @@ import torch
 import powerpool
 from powerpool.files import read_json, write_json, write_text
 from powerpool.runs.environment import environment
+from powerpool.runs.typed import to_json
 from tests.stress import cases, launch
 from tests.stress.cases import Case, outcome
 
@@ -400,7 +401,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("runs", "stress"), help="folder for the record and its table")
     options = parser.parse_args(argv)
-    machine, draw = environment(), random.Random(options.seed)
+    machine, draw = to_json(environment()), random.Random(options.seed)
     chosen = [cases.graph(), cases.fewshot(), cases.frozen(), cases.end_to_end(), cases.reproduce()]
     trainings = len(chosen) - 1
     shares = [options.kills // trainings + (place < options.kills % trainings) for place in range(trainings)]
