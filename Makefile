@@ -46,7 +46,7 @@ unit stress: export OMP_NUM_THREADS ?= 1
 unit: $(STAMP) ## Tests and doctests, without the long trials
 	$(BIN)/pytest -n $(JOBS) $(ARGS)
 
-stress: $(STAMP) ## The long randomised trials, and runs of every pipeline that are killed and taken up again
+stress: $(STAMP) ## The long randomised trials, and runs of every task that are killed and resumed
 	$(BIN)/pytest -n $(JOBS) -m stress $(ARGS)
 	$(BIN)/python -m tests.stress.kills
 

@@ -15,9 +15,10 @@ RENAMED = {
     "powerpool.checkpoints": "powerpool.runs.checkpoint",
     "powerpool.configs": "powerpool.runs.config",
     "powerpool.coordinates": "powerpool.moments.coordinates",
+    "powerpool.data.errors": "powerpool.data.store",
+    "powerpool.data.limits": "powerpool.data.store",
     "powerpool.explore": "powerpool.analysis.explorer",
     "powerpool.inspect": "powerpool.analysis",
-    "powerpool.inspect.measures": "powerpool.analysis.measures",
     "powerpool.locks": "powerpool.files",
     "powerpool.records": "powerpool.runs.record powerpool.runs.environment powerpool.files",
     "powerpool.segments": "powerpool.moments.segments",
@@ -25,14 +26,22 @@ RENAMED = {
 }
 
 
+def _new_names(name: str) -> list[str]:
+    """Return the modules that a name stands for now; those of a renamed package keep their own names in it."""
+    if name in RENAMED:
+        return RENAMED[name].split()
+    package, _, module = name.rpartition(".")
+    return [f"{RENAMED[package]}.{module}"] if package in RENAMED else []
+
+
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        return importlib.util.spec_from_loader(fullname, self) if fullname in RENAMED else None
+        return importlib.util.spec_from_loader(fullname, self) if _new_names(fullname) else None
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
-        new = RENAMED[spec.name].split()
+        new = _new_names(spec.name)
         text = f"{spec.name} is now {' and '.join(new)}; the old name will be removed."
         warnings.warn(text, DeprecationWarning, stacklevel=2)
         module = ModuleType(spec.name)

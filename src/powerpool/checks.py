@@ -207,9 +207,9 @@ def require_above(bound: float, group: str, **values: float) -> None:
 
 
 def __getattr__(name: str) -> Any:
-    # Error classes were defined here in version 0.1.
+    # Error classes and require_choice were defined here in version 0.1.
     found = getattr(errors, name, None)
-    if not isinstance(found, type):
+    if name.startswith("_") or not callable(found):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     warnings.warn(f"{__name__}.{name} is now powerpool.errors.{name}.", DeprecationWarning, stacklevel=2)
     return found

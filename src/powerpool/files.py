@@ -66,11 +66,11 @@ def atomic(path: str | Path) -> Iterator[Path]:
 
 
 def remove_parts(folder: str | Path) -> None:
-    """Remove what writes left that were killed, in a folder and below it.
+    """Remove the temporary files of killed writers in a folder and below it.
 
-    Those of the last hour stay: another process may be at work below, or a worker of a cluster outlive its command.
+    Recent ones stay: another process, such as a worker of a cluster, may still be writing.
     """
-    ours = re.compile(rf"{re.escape(PART)}[a-z0-9_]{{8}}(\..*)?")  # as tempfile names them, and nobody else
+    ours = re.compile(rf"{re.escape(PART)}[a-z0-9_]{{8}}(\..*)?")  # the pattern of tempfile.mkstemp
     for place, _, names in os.walk(folder):
         for part in (Path(place, name) for name in names if ours.fullmatch(name)):
             with contextlib.suppress(OSError):
@@ -79,7 +79,7 @@ def remove_parts(folder: str | Path) -> None:
 
 
 def require_writable(path: str | Path, remedy: str = "") -> None:
-    """Refuse a place where no file can be written: before the work, not after it. Nothing is made there."""
+    """Refuse a path that cannot be written before the work whose result goes there; nothing is created."""
     target = _target(path)
     try:
         if target.is_dir():
@@ -94,7 +94,7 @@ def require_writable(path: str | Path, remedy: str = "") -> None:
 
 
 def _target(path: str | Path) -> Path:
-    """The file to write: a link stays, and what it leads to is written. A pipe or a device is left alone."""
+    """Return the file to write: the target of a link; pipes and devices are refused."""
     target = Path(os.path.realpath(path)) if os.path.islink(path) else Path(path)
     if os.path.exists(target) and not (os.path.isfile(target) or os.path.isdir(target)):
         raise RecordError(f"Cannot write {path}: it is a pipe or a device. Name a file.")
@@ -102,23 +102,22 @@ def _target(path: str | Path) -> Path:
 
 
 def cannot_write(path: str | Path, error: OSError, remedy: str = "") -> RecordError:
-    """The error to raise where a file or folder was not written: a :class:`DiskError` where the disk is to blame.
+    """Return the error for a file that could not be written; a :class:`DiskError` if the disk is full or failing.
 
     Example:
         >>> str(cannot_write("run/model.pt", OSError(errno.ENOSPC, "No space left on device")))
-        'Cannot write run/model.pt: No space left on device. What was there before is unchanged: make room, and try
-        again.'
+        'Cannot write run/model.pt: No space left on device. Existing files are unchanged: free some space and retry.'
     """
-    said = f"Cannot write {path}: {error.strerror or error}."
+    message = f"Cannot write {path}: {error.strerror or error}."
     if error.errno in DISK:
-        return DiskError(f"{said} {remedy or 'What was there before is unchanged: make room, and try again.'}")
+        return DiskError(f"{message} {remedy or 'Existing files are unchanged: free some space and retry.'}")
     if not remedy and error.errno in DENIED:
         remedy = "Choose a folder that you may write to."
-    return RecordError(f"{said} {remedy}".rstrip())
+    return RecordError(f"{message} {remedy}".rstrip())
 
 
 def make_folder(path: str | Path) -> None:
-    """Make a folder and those above it, unless they are there."""
+    """Create a folder and its parents if they do not exist."""
     try:
         Path(path).mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -127,7 +126,7 @@ def make_folder(path: str | Path) -> None:
 
 
 def write_json(path: str | Path, data: Any) -> None:
-    """Write ``data`` atomically. NaN and infinity are refused: JSON has none, and other readers would stumble."""
+    """Write ``data`` atomically. NaN and infinity are refused because JSON cannot represent them."""
     try:
         text = json.dumps(data, indent=1, allow_nan=False)
     except (TypeError, ValueError) as error:
@@ -136,17 +135,16 @@ def write_json(path: str | Path, data: Any) -> None:
 
 
 def write_text(path: str | Path, text: str) -> None:
-    """Write a text file atomically. Names of files that are no text have a backslash for each byte that is not."""
+    """Write a text file atomically; undecodable bytes of file names become backslash escapes."""
     text = text.encode("utf-8", "backslashreplace").decode("utf-8")
     with atomic(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
 
 def read_bytes(path: str | Path, limit: int) -> bytes:
-    """The content of a file of at most ``limit`` bytes; a pipe, on which one could wait for ever, is refused."""
+    """Return the content of a regular file of at most ``limit`` bytes; pipes and devices are refused."""
     try:
-        # Without waiting for somebody to open the other end of a pipe. What was opened is looked at, not the name:
-        # another process may put a new file in its place at any time.
+        # Open without blocking on a pipe, and check the opened file: another process may replace the name at any time.
         with open(path, "rb", opener=lambda name, flags: os.open(name, flags | getattr(os, "O_NONBLOCK", 0))) as file:
             found = os.fstat(file.fileno())
             if not stat.S_ISREG(found.st_mode):
@@ -162,7 +160,7 @@ def read_bytes(path: str | Path, limit: int) -> bytes:
 
 
 def read_json(path: str | Path, limit: int = LARGEST) -> Any:
-    """The content of a JSON file; an error names the file, and the line where it is no JSON."""
+    """Return the content of a JSON file; an error names the file and the line."""
     content = read_bytes(path, limit)
     try:
         return json.loads(content.decode("utf-8"))
@@ -170,8 +168,8 @@ def read_json(path: str | Path, limit: int = LARGEST) -> Any:
         raise RecordError(f"{path} is not JSON: {error.msg} in line {error.lineno}, column {error.colno}.") from error
     except UnicodeDecodeError as error:
         raise RecordError(f"{path} is not JSON: it is not text in UTF-8.") from error
-    except (ValueError, RecursionError) as error:  # a number of thousands of digits; brackets in brackets in brackets
-        raise RecordError(f"{path} holds JSON that nobody writes: {error}.") from error
+    except (ValueError, RecursionError) as error:  # numbers with thousands of digits, deep nesting
+        raise RecordError(f"{path} is not valid JSON: {error}.") from error
 
 
 def _umask() -> int:

@@ -103,7 +103,9 @@ def test_a_record_of_version_0_1_is_converted(tmp_path, file, kind):
     assert [result.value for result in record.results] == [fold["value"] for fold in old["folds"]]
     assert record.environment.commit == old["environment"]["commit"]
     with pytest.warns(DeprecationWarning, match="results"):
-        assert len(record.folds) == len(old["folds"])
+        folds = record.folds
+    for name in ("fold", "value", "chosen", "validation_loss", "right_by_episode"):
+        assert [fold.get(name) for fold in folds] == [fold.get(name) for fold in old["folds"]]
     record.write(tmp_path / "new.json")
     assert RunRecord.read(tmp_path / "new.json") == record
 

@@ -12,13 +12,14 @@ from typing import Any
 from powerpool.cli.show import show_progress
 from powerpool.console import print_note
 from powerpool.errors import ArgumentError
-from powerpool.files import locked, write_json
+from powerpool.files import locked, write_json, write_text
 from powerpool.report.write import Reproduced, file_records, print_summary
+from powerpool.runs.config import to_yaml
 from powerpool.runs.environment import Environment, environment, merge_environments, resume_key
-from powerpool.runs.folder import CHECKPOINTS, DATA
+from powerpool.runs.folder import CHECKPOINTS, CONFIG, DATA
 from powerpool.runs.record import KINDS, Result, RunRecord
 from powerpool.runs.scheduler import Unit as Work
-from powerpool.runs.scheduler import run_units
+from powerpool.runs.scheduler import is_done, run_units
 from powerpool.runs.typed import Json, from_json, to_json
 from powerpool.tasks.base import Row, Task, get_task, run_chain
 from powerpool.tasks.options import ReproduceOptions
@@ -72,18 +73,22 @@ def chain_folder(task: AnyTask, row: AnyRow, place: int, root: Path) -> Path:
 
 
 def compute_chain(
-    name: str, config: Any, chain: int, protocols: tuple[str, ...], reference: Json, folder: Path
+    name: str,
+    config: Any,
+    chain: int,
+    protocols: tuple[str, ...],
+    reference: Json,
+    folder: Path,
+    keeps_model: bool = False,
 ) -> dict[str, Json]:
-    """Run a chain in this process; what a worker does."""
+    """Run a chain in this process, as a worker does; a model that is kept can be evaluated from the folder."""
     task = get_task(name)
     data = task.open(config, reference)
-    checkpoints = folder / CHECKPOINTS / f"{chain:02d}"  # folds share the folder
-    outcome = run_chain(task, config, data, chain, protocols, checkpoints)
-    if task.keeps_models:  # the same model under every protocol
+    outcome = run_chain(task, config, data, chain, protocols, folder / CHECKPOINTS / f"{chain:02d}")
+    if keeps_model:  # the same model under every protocol
         write_json(folder / DATA, to_json(task.identity(data)))
+        write_text(folder / CONFIG, to_yaml(config))
         task.save(next(iter(outcome.models.values())), folder)
-    else:
-        shutil.rmtree(checkpoints, ignore_errors=True)
     return {
         "results": {protocol: to_json(result) for protocol, result in outcome.results.items()},
         "environment": to_json(environment()),
@@ -91,7 +96,7 @@ def compute_chain(
 
 
 def _run_rows(task: AnyTask, rows: Sequence[AnyRow], options: ReproduceOptions) -> dict[tuple[AnyRow, int], Answer]:
-    places, work = [], []
+    places, work, finished = [], [], []
     for row in rows:
         for place, config in enumerate(row.configs):
             chain = row.chain(place)
@@ -106,16 +111,21 @@ def _run_rows(task: AnyTask, rows: Sequence[AnyRow], options: ReproduceOptions) 
                 row.protocols,
                 task.reference(config, row.data),
                 folder.absolute(),
+                task.keeps_models or row.exclusive,
             )
             number = f" {place}" if len(row.configs) > 1 else ""
             title = f"{row.data_name} {row.method}{number}"
             path = folder / f"{chain:02d}-{'-'.join(row.protocols)}.json"
             places.append((row, place))
             work.append(Work(path, title, call, ("results", "environment")))
+            if not task.keeps_models:
+                finished.append(folder / CHECKPOINTS / f"{chain:02d}")  # folds share the folder
     for (row, _), unit in zip(places, work, strict=True):
-        if row.exclusive and not unit.path.exists():
+        if row.exclusive and not is_done(unit):
             write_json(unit.path, unit.work())
     found = run_units(work, options.jobs, description="trainings", engine=options.runs_on)
+    for checkpoints in finished:  # only now that all results are written
+        shutil.rmtree(checkpoints, ignore_errors=True)
     return {place: from_json(Answer, answer) for place, answer in zip(places, found, strict=True)}
 
 
@@ -154,5 +164,6 @@ def _require_distinct_rows(rows: Sequence[AnyRow]) -> None:
     for name in names:
         if names.count(name) > 1:
             raise ArgumentError(
-                f"Two data sets are called {name[0]}. Rename a folder, or give each a command and an --out of its own."
+                f"Two data sets are called {name[0]}. Rename a folder, or run them separately with different --out "
+                "folders."
             )

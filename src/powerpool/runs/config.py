@@ -3,7 +3,7 @@
 A configuration is a frozen dataclass whose fields are strings, numbers, paths, choices, lists of these, or nested
 configurations. A nested field has a dotted name, ``model.hidden``. jsonargparse checks types, merges values with
 defaults and builds the dataclass. PyYAML reads files with a restricted loader, because recipes and run folders may come
-from strangers.
+from untrusted sources.
 
 A dataclass with ``RENAMED: ClassVar[dict[str, str]] = {"pool.eta_prime": "pool.sigme_eta"}`` still accepts the old name
 of a field, with a :class:`RenamedFieldWarning`.

@@ -307,7 +307,7 @@ def _pass_on(ours: Future[Any], translate: Callable[[BaseException], BaseExcepti
     """Pass the answer or the error of a cluster's future on to ours."""
     try:
         answer = theirs.result()
-    except BaseException as error:  # whoever waits for ours must hear of it
+    except BaseException as error:  # every error must reach the waiting future
         found = translate(error)
         if not isinstance(found, (DeathError, PowerPoolError)):
             found = EngineError(_describe_unfit(found))

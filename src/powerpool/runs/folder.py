@@ -78,7 +78,10 @@ def open_run(folder: Path, config: Any, data: DataIdentity, *, task: str, overwr
                 f"{folder} contains this run, finished. Test it with 'powerpool evaluate {task} --run {folder}'. "
                 f"{remedy}"
             )
-        print_note(f"Resuming the run in {folder}.")
+        if any((folder / name).is_dir() for name in OLD_CHECKPOINTS) and not (folder / CHECKPOINTS).is_dir():
+            print_note(f"The run in {folder} was started by version 0.1 and cannot be resumed; it starts anew.")
+        else:
+            print_note(f"Resuming the run in {folder}.")
     write_json(folder / DATA, to_json(data))
     write_text(file, to_yaml(config))
 

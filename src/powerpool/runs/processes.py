@@ -49,7 +49,7 @@ def module_path() -> dict[str, str]:
 
 
 def end_with_parent(parent: int) -> None:
-    """End this process when its parent ends, even by SIGKILL: an orphan would compute for nobody."""
+    """End this process when its parent ends, even by SIGKILL, so that no orphan keeps computing."""
     if sys.platform == "linux":
         import ctypes
 

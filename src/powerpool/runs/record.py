@@ -232,9 +232,9 @@ class RunRecord:
 
     @property
     def folds(self) -> tuple[dict[str, Json], ...]:
-        """Deprecated: ``results``, as plain dictionaries."""
+        """Deprecated: ``results``, as the dictionaries of version 0.1."""
         warnings.warn("RunRecord.folds is now RunRecord.results.", DeprecationWarning, stacklevel=2)
-        return tuple(to_json(result) for result in self.results)
+        return tuple(_as_old_result(result) for result in self.results)
 
     @property
     def pipeline(self) -> str:
@@ -259,7 +259,7 @@ class RunRecord:
         """Read a record; an error names the file and the field that is wrong."""
         data = read_json(path)
         schema = data.get("schema") if isinstance(data, dict) else None
-        if schema not in (SCHEMA, OLD_SCHEMA):
+        if isinstance(schema, bool) or schema not in (SCHEMA, OLD_SCHEMA):
             raise RecordError(
                 f"{path} is not a powerpool record: schema must be {OLD_SCHEMA} or {SCHEMA} (got {shown(schema)})."
             )
@@ -351,6 +351,22 @@ def _convert_old_result(fold: dict[str, Json]) -> dict[str, Json]:
             raise RecordError("right_by_episode must list whole numbers.")
         found["right"] = [int(word) for word in words]
         found.pop("count", None)  # of episodes: the length of the list
+    return found
+
+
+def _as_old_result(result: Result) -> dict[str, Json]:
+    found = to_json(result)
+    found["fold"] = found.pop("number")
+    if isinstance(result, FoldResult) and "validation" in found:
+        score = found.pop("validation")
+        found |= {"validation_accuracy": score["value"], "validation_loss": score["loss"]}
+    if isinstance(result, EpisodeResult):
+        found |= {"right_by_episode": " ".join(map(str, found.pop("right"))), "count": len(result.right)}
+    if isinstance(result, SplitResult):
+        found["grid"] = [
+            {"chosen": trial.settings, "value": trial.value, "loss": trial.loss} for trial in result.trials
+        ]
+        found.pop("trials")
     return found
 
 

@@ -85,7 +85,7 @@ def run_units(
     for path, count in Counter(unit.path for unit in units).items():
         if count > 1:
             raise ArgumentError(f"{count} units write to {path}. Give each unit a file of its own.")
-    waiting = deque(_Task(unit, _pickle(unit)) for unit in units if not _is_done(unit))
+    waiting = deque(_Task(unit, _pickle(unit)) for unit in units if not is_done(unit))
     for parent in {task.unit.path.parent for task in waiting}:
         make_folder(parent)  # before anything is computed that could not be written
     done = len(units) - len(waiting)
@@ -130,7 +130,7 @@ def _pickle(unit: Unit) -> bytes:
         ) from error
 
 
-def _is_done(unit: Unit) -> bool:
+def is_done(unit: Unit) -> bool:
     """Whether the result is there; a file that is not a result is renamed, not deleted."""
     if not unit.path.exists():
         return False
@@ -177,7 +177,7 @@ def _run(waiting: deque[_Task], slots: Slots, advance: Callable[[], None]) -> li
                     _stop(executor)
                     executors.remove(executor)
                     task.deaths += 1
-                    if _is_done(task.unit):  # it died after writing the result
+                    if is_done(task.unit):  # it died after writing the result
                         failure = None
                     elif task.deaths < ATTEMPTS:
                         print_note(
@@ -242,7 +242,7 @@ def _block_interrupts() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _ignore_worker_restarts() -> Iterator[None]:
-    """Ignore loky's warning when it replaces a worker that has grown by 300 MB, which is welcome."""
+    """Ignore loky's warning when it replaces a worker that has grown by 300 MB."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="A worker stopped while some jobs", category=UserWarning)
         yield

@@ -15,8 +15,10 @@ import pytest
 from powerpool.cli import reproduce as command
 from powerpool.cli.main import main
 from powerpool.runs import scheduler
+from powerpool.runs.config import RenamedFieldWarning
 from powerpool.runs.record import RunRecord
 from powerpool.tasks.base import run_chain
+from powerpool.tasks.graph.config import GridConfig
 from powerpool.tasks.graph.options import ReproduceOptions
 from powerpool.tasks.graph.task import TASK
 from tests.runs.threads import Threads
@@ -161,6 +163,7 @@ def test_impossible_options_are_refused_in_one_line(tmp_path, capsys, monkeypatc
 PROGRAM = """
 import sys
 from powerpool.cli.reproduce import reproduce
+from powerpool.tasks.graph.config import GridConfig
 from powerpool.tasks.graph.options import ReproduceOptions
 
 if __name__ == "__main__":
@@ -198,7 +201,7 @@ def test_kill_9_loses_running_units_only_and_the_number_of_jobs_changes_nothing(
         assert result.test_loss == pytest.approx(expected.test_loss, rel=1e-5)
 
 
-def test_a_finished_fold_leaves_the_checkpoints_of_the_others(tmp_path):
+def test_a_finished_fold_leaves_all_checkpoints(tmp_path):
     config = small_config()
     digest = TASK.identity(TASK.load(config)).digest
     other = tmp_path / "checkpoints" / "01" / "01-00"
@@ -207,4 +210,13 @@ def test_a_finished_fold_leaves_the_checkpoints_of_the_others(tmp_path):
     answer = command.compute_chain("graph", config, 0, ("validation-only",), digest, tmp_path)
     assert answer["results"]["validation-only"]["number"] == 0
     assert other.exists()
-    assert not (tmp_path / "checkpoints" / "00").exists()
+    assert (tmp_path / "checkpoints" / "00" / "00-00").exists()  # until its result is written
+
+
+def test_eta_of_version_0_1_is_taken_for_sigme():
+    old = small_config("SOP+SigmE", model={"eta": 50.0}, grid=GridConfig(eta=[5.0, 10.0]))
+    with pytest.warns(RenamedFieldWarning, match="sigme_eta"):
+        config = TASK.prepare(old)
+    assert (config.model.sigme_eta, config.grid.sigme_eta) == (50.0, [5.0, 10.0])
+    new = small_config("SOP+SigmE", model={"eta": 50.0, "sigme_eta": 7.0}, grid=GridConfig(eta=[5.0], sigme_eta=[2.0]))
+    assert TASK.prepare(new) == new

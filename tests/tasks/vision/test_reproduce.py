@@ -32,7 +32,7 @@ def reproduce(out: Path, data: Path, *words: object) -> int:
 
 def units(folder: Path) -> dict[str, int]:
     """When each result was written."""
-    files = (folder / "units").rglob("*.json")
+    files = (folder / "units").rglob("[0-9]*.json")
     return {str(file.relative_to(folder)): file.stat().st_mtime_ns for file in files}
 
 
@@ -151,6 +151,8 @@ def test_end_to_end_trainings_run_in_this_process_and_are_not_repeated(textures,
     assert main(words) == 0
     assert units(out) == files
     assert [(record.method, record.protocol) for record in read_records(out)] == [("FOP", "end-to-end")]
+    (model,) = out.rglob("model.json")
+    assert main(["evaluate", "vision", "--run", str(model.parent), "--workers", "0"]) == 0  # the model is kept
     with monkeypatch.context() as patch:
         use_tiny(patch, seed=1)
         assert main(words) == 0  # other weights of the same name

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from torch import Tensor
 from powerpool.data import Fold, GraphSet, load_graphs, stratified_folds
 from powerpool.errors import ArgumentError, NotFiniteError, RecordError
 from powerpool.runs.checkpoint import load_state, save_state
+from powerpool.runs.config import RenamedFieldWarning
 from powerpool.runs.folder import DataIdentity, require_same_data, save_model
 from powerpool.runs.record import Confusion, FoldResult, Score, Trial
 from powerpool.runs.typed import Json
@@ -229,6 +231,19 @@ class GraphTask(Task[GraphConfig, GraphSet, GraphFit, GraphModel]):
     def feature_source(self, folder: Path, samples: Samples) -> FeatureSource:
         return feature_source(folder, samples, make_fold)
 
+    def prepare(self, config: GraphConfig) -> GraphConfig:
+        """Take ``eta`` for SigmE where only that is set, as version 0.1 did."""
+        if "sigme_eta" not in GRAPH_METHODS[config.model.method].parameters:
+            return config
+        model, grid, default = config.model, config.grid, ModelConfig()
+        if model.eta != default.eta and model.sigme_eta == default.sigme_eta:
+            model = replace(model, sigme_eta=model.eta)
+        if grid.eta and not grid.sigme_eta:
+            grid = replace(grid, sigme_eta=grid.eta)
+        if (model, grid) != (config.model, config.grid):
+            warnings.warn("eta of SigmE is now called sigme_eta, in model and grid.", RenamedFieldWarning, stacklevel=2)
+        return replace(config, model=model, grid=grid)
+
     def check(self, config: GraphConfig, data: GraphSet, chain: int) -> None:
         make_fold(config, data, chain)
 
@@ -254,7 +269,7 @@ class GraphTask(Task[GraphConfig, GraphSet, GraphFit, GraphModel]):
             for method in options.chosen_methods:
                 # A recipe serves all methods: its beta is for those that have one.
                 beta = recipe.model.beta if "beta" in GRAPH_METHODS[method].parameters else 0.0
-                config = replace(recipe, model=replace(recipe.model, method=method, beta=beta))
+                config = self.prepare(replace(recipe, model=replace(recipe.model, method=method, beta=beta)))
                 rows.append(Row((config,) * config.folds, graphs, tuple(options.protocols), method, graphs.name))
         return rows
 

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal
 from powerpool.data.images import Corrupt
 from powerpool.errors import ArgumentError, RecordError, require_choice, shown
 from powerpool.files import read_json
-from powerpool.runs.config import Setting
+from powerpool.runs.config import RenamedFieldWarning, Setting
 from powerpool.runs.typed import Json, from_json
 from powerpool.tasks import options as base
 from powerpool.tasks.methods import VISION_METHODS
@@ -215,7 +215,7 @@ class SweepOptions(base.StudyOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in set(self.over) & RENAMED_PARAMETERS.keys():
-            warnings.warn(f"{name} is now {RENAMED_PARAMETERS[name]}.", DeprecationWarning, stacklevel=3)
+            warnings.warn(f"{name} is now {RENAMED_PARAMETERS[name]}.", RenamedFieldWarning, stacklevel=3)
         object.__setattr__(self, "over", [RENAMED_PARAMETERS.get(name, name) for name in self.over])
         for name in self.over:
             require_choice(name, STUDIES, "value of over")

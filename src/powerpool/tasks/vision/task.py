@@ -73,7 +73,7 @@ class VisionTask(Task[VisionConfig, Data, Fit, Model]):
     methods = VISION_METHODS
     config_type = VisionConfig
     places = ("data_root", "download", "accelerator", "workers")
-    packages = ("pillow",)
+    packages = ("pillow", "kornia", "lightning")
     draws_confusion = True
 
     # ---- data ----
