@@ -10,6 +10,7 @@ from typing import Any
 
 from powerpool.cli.show import show_progress, write_answers
 from powerpool.console import emit, print_line
+from powerpool.errors import ArgumentError
 from powerpool.files import locked, write_json
 from powerpool.report.plots import draw_sweep
 from powerpool.runs.environment import Environment, environment, merge_environments, resume_key
@@ -17,10 +18,10 @@ from powerpool.runs.record import Trial
 from powerpool.runs.scheduler import Unit as Work
 from powerpool.runs.scheduler import run_units
 from powerpool.runs.typed import Json, from_json, to_json
-from powerpool.tasks.base import Task, get_task, ignore_progress
+from powerpool.tasks.base import SweepableTask, get_task, ignore_progress
 from powerpool.tasks.vision.options import SCHEMA
 
-AnyTask = Task[Any, Any, Any, Any]
+AnyTask = SweepableTask[Any, Any, Any, Any]
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Tried:
 
 def run(options: Any) -> None:
     """Try the values that are not done yet, write values and plots, and print the best values."""
-    task = get_task(options.task)
+    task = _get_task(options.task)
     with locked(options.folder):
         recipe = options.read_config()
         # Before the data is read: a value that the method cannot have is refused at once.
@@ -55,12 +56,19 @@ def run(options: Any) -> None:
 
 def try_point(name: str, config: Any, protocol: str, reference: Json) -> dict[str, Json]:
     """Fit a configuration with a single grid point and return its validation score; what a worker does."""
-    task = get_task(name)
+    task = _get_task(name)
     data = task.open(config, reference)
     (unit,) = task.units(config, 0)
     fit = task.fit(config, data, unit, [protocol], None, ignore_progress)
     found: dict[str, Json] = to_json(Tried(task.trial(fit, protocol), environment()))
     return found
+
+
+def _get_task(name: str) -> AnyTask:
+    task = get_task(name)
+    if not isinstance(task, SweepableTask):
+        raise ArgumentError(f"Settings of {name} cannot be swept.")
+    return task
 
 
 def _make_unit(task: AnyTask, config: Any, data: Any, folder: Path) -> Work:

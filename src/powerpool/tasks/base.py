@@ -194,14 +194,6 @@ class Task(ABC, Generic[C, D, F, M]):
         """Return the settings of a test under a protocol, which its record shows."""
         return config
 
-    def protocol(self, config: C) -> str:
-        """Return the protocol that the settings choose, for ``powerpool sweep``."""
-        raise NotImplementedError(f"Settings of {self.name} cannot be swept.")
-
-    def trial(self, fit: F, protocol: str) -> Trial:
-        """Return the grid point of a fit and its validation score, for ``powerpool sweep``."""
-        raise NotImplementedError(f"Settings of {self.name} cannot be swept.")
-
     @abstractmethod
     def finish(
         self,
@@ -271,6 +263,18 @@ class Task(ABC, Generic[C, D, F, M]):
     @abstractmethod
     def describe(self, config: C, data: D, protocol: str, result: Any) -> str:
         """Return one line about a finished training."""
+
+
+class SweepableTask(Task[C, D, F, M]):
+    """A task whose settings ``powerpool sweep`` can vary one at a time."""
+
+    @abstractmethod
+    def protocol(self, config: C) -> str:
+        """Return the protocol that the settings choose."""
+
+    @abstractmethod
+    def trial(self, fit: F, protocol: str) -> Trial:
+        """Return the grid point of a fit and its validation score."""
 
 
 def run_chain(

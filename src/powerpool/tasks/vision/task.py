@@ -29,7 +29,7 @@ from powerpool.tasks.base import (
     Evaluation,
     Predictions,
     Row,
-    Task,
+    SweepableTask,
     Unit,
     Watch,
     confusion_matrix,
@@ -64,7 +64,7 @@ Fit = FrozenFit | FineTuned
 Model = FrozenModel | TunedModel
 
 
-class VisionTask(Task[VisionConfig, Data, Fit, Model]):
+class VisionTask(SweepableTask[VisionConfig, Data, Fit, Model]):
     """Image classification by a backbone, a pool of the tables and a linear classifier."""
 
     name = "vision"
@@ -173,8 +173,7 @@ class VisionTask(Task[VisionConfig, Data, Fit, Model]):
         return PROTOCOLS[config.head.kind] if config.mode == "frozen" else END_TO_END
 
     def trial(self, fit: Fit, protocol: str) -> Trial:
-        if isinstance(fit, FineTuned):
-            raise NotImplementedError("Only frozen features have grid points.")
+        assert isinstance(fit, FrozenFit)  # a sweep uses frozen features
         head = fit.heads[protocol]
         return next(trial for trial in head.trials if trial.settings["penalty"] == head.penalty)
 
