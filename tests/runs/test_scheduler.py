@@ -21,7 +21,7 @@ from powerpool.console import current_settings, output_settings
 from powerpool.errors import ArgumentError, PowerPoolError, RecordError
 from powerpool.files import write_json
 from powerpool.runs import scheduler
-from powerpool.runs.scheduler import UnexpectedUnitError, Unit, UnitError, run_units
+from powerpool.runs.scheduler import UnexpectedUnitError, UnitError, WorkUnit, run_units
 from tests.runs.threads import Threads
 
 PATIENCE = 60
@@ -128,11 +128,11 @@ def print_noise() -> dict[str, object]:
     return {}
 
 
-def units_of(folder: Path, *works: object) -> list[Unit]:
-    return [Unit(folder / f"{number}.json", f"fold {number}", work) for number, work in enumerate(works)]
+def units_of(folder: Path, *works: object) -> list[WorkUnit]:
+    return [WorkUnit(folder / f"{number}.json", f"fold {number}", work) for number, work in enumerate(works)]
 
 
-def six_units(folder: Path) -> list[Unit]:
+def six_units(folder: Path) -> list[WorkUnit]:
     """Two that end, and four that wait for the file "go"."""
     quick = [partial(square, folder, number) for number in (0, 1)]
     return units_of(folder, *quick, *(partial(spin_until, folder, number, folder / "go") for number in range(2, 6)))
@@ -203,7 +203,7 @@ def test_finished_units_do_not_run_again(tmp_path, threads):
 
 @pytest.mark.parametrize("content", [b'{"number": 0, "squ', b"", b"[1, 2]", b"\xff\xfe", b'{"number": 0}'])
 def test_a_broken_result_is_renamed_and_computed_again(tmp_path, threads, content):
-    unit = Unit(tmp_path / "0.json", "fold 0", partial(square, tmp_path, 0), keys=("square",))
+    unit = WorkUnit(tmp_path / "0.json", "fold 0", partial(square, tmp_path, 0), keys=("square",))
     unit.path.write_bytes(content)
     assert run_units([unit], 1) == RESULTS[:1]
     assert (tmp_path / "0.json.broken").read_bytes() == content
@@ -219,7 +219,7 @@ def test_a_result_that_cannot_be_read_stays(tmp_path, threads):
 def test_workers_print_no_more_than_the_command(tmp_path, capfd):
     for quiet in (True, False):
         with output_settings(quiet=quiet):
-            run_units([Unit(tmp_path / f"{quiet}.json", "unit", print_noise)], jobs=1)
+            run_units([WorkUnit(tmp_path / f"{quiet}.json", "unit", print_noise)], jobs=1)
         assert ("noise" in capfd.readouterr().out) is not quiet
 
 
@@ -336,7 +336,7 @@ def test_bad_arguments_are_refused_before_anything_runs(tmp_path, threads):
     with pytest.raises(ArgumentError, match=r"jobs.*0"):
         run_units([], 0)
     with pytest.raises(ArgumentError, match=r"2 units.*same\.json"):
-        run_units([Unit(tmp_path / "same.json", title, work) for title in ("one", "two")], 1)
+        run_units([WorkUnit(tmp_path / "same.json", title, work) for title in ("one", "two")], 1)
     with pytest.raises(ArgumentError, match="fold 1 cannot be pickled"):
         run_units(units_of(tmp_path, work, lambda: {"number": 1}), 1)
     (tmp_path / "file").touch()

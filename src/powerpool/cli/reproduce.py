@@ -18,8 +18,7 @@ from powerpool.runs.config import to_yaml
 from powerpool.runs.environment import Environment, environment, merge_environments, resume_key
 from powerpool.runs.folder import CHECKPOINTS, CONFIG, DATA
 from powerpool.runs.record import KINDS, Result, RunRecord
-from powerpool.runs.scheduler import Unit as Work
-from powerpool.runs.scheduler import is_done, run_units
+from powerpool.runs.scheduler import WorkUnit, is_done, run_units
 from powerpool.runs.typed import Json, from_json, to_json
 from powerpool.tasks.base import Row, Task, get_task, run_chain
 from powerpool.tasks.options import ReproduceOptions
@@ -101,8 +100,9 @@ def _run_rows(task: AnyTask, rows: Sequence[AnyRow], options: ReproduceOptions) 
         for place, config in enumerate(row.configs):
             chain = row.chain(place)
             folder = chain_folder(task, row, place, options.folder)
-            source = None if row.source is None else chain_folder(task, row.source, place, options.folder)
-            own = config if source is None else task.start_from(config, source)
+            own = config
+            if row.source is not None and row.start_from is not None:
+                own = row.start_from(config, chain_folder(task, row.source, place, options.folder))
             call = partial(
                 compute_chain,
                 task.name,
@@ -117,7 +117,7 @@ def _run_rows(task: AnyTask, rows: Sequence[AnyRow], options: ReproduceOptions) 
             title = f"{row.data_name} {row.method}{number}"
             path = folder / f"{chain:02d}-{'-'.join(row.protocols)}.json"
             places.append((row, place))
-            work.append(Work(path, title, call, ("results", "environment")))
+            work.append(WorkUnit(path, title, call, ("results", "environment")))
             if not task.keeps_models:
                 finished.append(folder / CHECKPOINTS / f"{chain:02d}")  # folds share the folder
     for (row, _), unit in zip(places, work, strict=True):

@@ -15,8 +15,7 @@ from powerpool.files import locked, write_json
 from powerpool.report.plots import draw_sweep
 from powerpool.runs.environment import Environment, environment, merge_environments, resume_key
 from powerpool.runs.record import Trial
-from powerpool.runs.scheduler import Unit as Work
-from powerpool.runs.scheduler import run_units
+from powerpool.runs.scheduler import WorkUnit, run_units
 from powerpool.runs.typed import Json, from_json, to_json
 from powerpool.tasks.base import SweepableTask, get_task, ignore_progress
 from powerpool.tasks.vision.options import SCHEMA
@@ -71,11 +70,11 @@ def _get_task(name: str) -> AnyTask:
     return task
 
 
-def _make_unit(task: AnyTask, config: Any, data: Any, folder: Path) -> Work:
+def _make_unit(task: AnyTask, config: Any, data: Any, folder: Path) -> WorkUnit:
     key = resume_key(task.name, task.version, task.settings(config, data), task.packages)
     work = partial(try_point, task.name, config, task.protocol(config), task.reference(config, data))
     title = f"{task.identity(data).name} {task.method(config)}"
-    return Work(folder / "points" / f"{key}.json", title, work, ("trial", "environment"))
+    return WorkUnit(folder / "points" / f"{key}.json", title, work, ("trial", "environment"))
 
 
 def _write(

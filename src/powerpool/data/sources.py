@@ -119,6 +119,11 @@ def locate(data: str | Path, root: str | Path | None, download: bool) -> Place:
     )
 
 
+def is_at_path(data: str, root: str | None, download: bool) -> bool:
+    """Whether a data set is given by the path of a folder or zip; raise an error if there is none."""
+    return not data.startswith("hf:") and locate(data, root, download).path == Path(data).expanduser()
+
+
 def names_of(name: str) -> tuple[str, ...]:
     """Return the possible names of the folder or zip of a data set."""
     return (name, *(KNOWN[name].folders if name in KNOWN else ()))

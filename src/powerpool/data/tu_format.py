@@ -74,7 +74,7 @@ def locate(name: str | Path, root: str | Path | None, download: bool, limits: Li
     A name is looked for in ``root`` (by default ``$POWERPOOL_DATA``), in the cache, and, for MUTAG, in the installed
     package grakel.
     """
-    if is_path(name) or (name not in GRAPHS and Path(name).exists()):
+    if is_at_path(name):
         return Path(name).expanduser(), None
     name = str(name)
     folders = [*data_folders(root, "graphs"), cache_folder("graphs")]
@@ -93,6 +93,11 @@ def locate(name: str | Path, root: str | Path | None, download: bool, limits: Li
         remedy = how_to_fetch(f"Pass download=True, or root=, a folder with {name}.zip or {name}/.")
         raise MissingDataError(f"{name} was not found ({looked}). {remedy}")
     return fetch(name, limits), name
+
+
+def is_at_path(name: str | Path) -> bool:
+    """Whether a data set is given by the path of a folder or zip."""
+    return is_path(name) or (name not in GRAPHS and Path(name).exists())
 
 
 def fetch(name: str, limits: Limits) -> Path:

@@ -49,7 +49,7 @@ class UnexpectedUnitError(RuntimeError):
 
 
 @dataclass(frozen=True)
-class Unit:
+class WorkUnit:
     """One piece of work, and the file that its result goes to."""
 
     path: Path
@@ -65,7 +65,7 @@ class Unit:
 
 
 def run_units(
-    units: Sequence[Unit], jobs: int | None = None, *, description: str = "units", engine: Engine | None = None
+    units: Sequence[WorkUnit], jobs: int | None = None, *, description: str = "units", engine: Engine | None = None
 ) -> list[dict[str, Json]]:
     """Run the units whose file is not there yet, and return the results of all, in order, read from the files.
 
@@ -107,7 +107,7 @@ def run_units(
 
 @dataclass
 class _Task:
-    unit: Unit
+    unit: WorkUnit
     payload: bytes
     deaths: int = 0
 
@@ -121,7 +121,7 @@ class _Failure:
     trace: str = ""
 
 
-def _pickle(unit: Unit) -> bytes:
+def _pickle(unit: WorkUnit) -> bytes:
     try:
         return pickle.dumps(unit.work)
     except Exception as error:  # PicklingError, AttributeError or TypeError
@@ -130,7 +130,7 @@ def _pickle(unit: Unit) -> bytes:
         ) from error
 
 
-def is_done(unit: Unit) -> bool:
+def is_done(unit: WorkUnit) -> bool:
     """Whether the result is there; a file that is not a result is renamed, not deleted."""
     if not unit.path.exists():
         return False
@@ -155,8 +155,8 @@ def _open_slots(engine: Engine | None, jobs: int | None, folder: Path) -> contex
     return open_cluster(engine, jobs, folder)
 
 
-def _run(waiting: deque[_Task], slots: Slots, advance: Callable[[], None]) -> list[tuple[Unit, _Failure]]:
-    failures: list[tuple[Unit, _Failure]] = []
+def _run(waiting: deque[_Task], slots: Slots, advance: Callable[[], None]) -> list[tuple[WorkUnit, _Failure]]:
+    failures: list[tuple[WorkUnit, _Failure]] = []
     idle: list[Executor] = []
     running: dict[Future[_Failure | None], tuple[_Task, Executor]] = {}
     executors: list[Executor] = []  # all that may have a worker, also if an interrupt comes between two lines
@@ -300,12 +300,12 @@ def _signal_name(error: BrokenExecutor) -> str:
     return f" ({found[1]})" if found[1].startswith("SIG") else f" (exit code {found[2]})"
 
 
-def _count_done(units: Sequence[Unit], description: str) -> str:
+def _count_done(units: Sequence[WorkUnit], description: str) -> str:
     done = sum(unit.path.exists() for unit in units)
     return f"{done} of {len(units)} {description} are done and kept. Repeat the command to run the rest."
 
 
-def _make_error(failures: list[tuple[Unit, _Failure]], kept: str) -> Exception:
+def _make_error(failures: list[tuple[WorkUnit, _Failure]], kept: str) -> Exception:
     """Return the first failure as an exception that also names the others."""
     unit, first = failures[0]
     others = ", ".join(other.title for other, _ in failures[1:])

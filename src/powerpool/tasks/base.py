@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import importlib
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
@@ -19,7 +19,6 @@ from torch import Tensor
 from powerpool.runs.folder import DataIdentity
 from powerpool.runs.record import Confusion, Result, Trial
 from powerpool.runs.typed import Json, to_json
-from powerpool.tasks.methods import Method
 from powerpool.tasks.pooling import FeatureSource, Samples
 
 C = TypeVar("C")
@@ -73,6 +72,8 @@ class Row(Generic[C, D]):
     data_name: str
     source: Row[C, D] | None = None
     """The row whose trained models this one starts from."""
+    start_from: Callable[[C, Path], C] | None = None
+    """Puts the folder of a model of ``source`` into the configuration that starts from it."""
     exclusive: bool = False
     """Whether a training uses the whole machine, so that one runs after the other in this process."""
     settings: dict[str, Json] = field(default_factory=dict)
@@ -134,10 +135,9 @@ class Task(ABC, Generic[C, D, F, M]):
     metric: ClassVar[str] = "accuracy in %"
     baseline: ClassVar[str]
     """The method that the others are compared with."""
-    methods: ClassVar[Mapping[str, Method]]
     config_type: ClassVar[type]
-    places: ClassVar[tuple[str, ...]] = ("data_root", "download")
-    """Settings that name places, on which no result depends."""
+    ignored_settings: ClassVar[tuple[str, ...]] = ("data_root", "download")
+    """Settings that no result depends on: where data is found, and what computes."""
     packages: ClassVar[tuple[str, ...]] = ()
     """Packages whose version may change numbers, beside torch."""
     keeps_models: ClassVar[bool] = False
@@ -164,10 +164,10 @@ class Task(ABC, Generic[C, D, F, M]):
         """Open the data in a worker; data that has changed since is refused."""
 
     def settings(self, config: C, data: D) -> dict[str, Json]:
-        """Return all that a result depends on: the configuration, with the identity of the data instead of places."""
+        """Return all that a result depends on: the configuration, and the identity of the data instead of its path."""
         found = self.identity(data)
         own = {entry.name: getattr(config, entry.name) for entry in fields(config)}  # type: ignore[arg-type]
-        plain = {name: _plain(value) for name, value in own.items() if name not in self.places}
+        plain = {name: _plain(value) for name, value in own.items() if name not in self.ignored_settings}
         return {**plain, "data": found.name, "data_digest": found.digest}
 
     def data_remarks(self, data: D) -> list[str]:
@@ -247,10 +247,6 @@ class Task(ABC, Generic[C, D, F, M]):
     @abstractmethod
     def method(self, config: C) -> str:
         """Return the name of the method in the tables."""
-
-    def start_from(self, config: C, folder: Path) -> C:
-        """Return the configuration of a training that starts from the model in another folder."""
-        raise NotImplementedError(f"Trainings of {self.name} do not start from other models.")
 
     def remarks(self, config: C, data: D) -> list[str]:
         """Return remarks for the user before a training, such as settings without effect."""
@@ -335,6 +331,21 @@ def round_curve(values: Sequence[float], digits: int = 4) -> tuple[float | None,
     """Round a training curve for a record; values that are not finite become None, as JSON has no NaN."""
     finite = (value if abs(value) < float("inf") else None for value in values)
     return tuple(None if value is None else float(f"{value:.{digits}g}") for value in finite)
+
+
+def with_absolute_paths(config: Any, *, data_is_path: bool) -> Any:
+    """Return the settings with absolute paths, so that they hold in every working folder.
+
+    Args:
+        config: the settings of a task.
+        data_is_path: whether its data set is given by a path, not by a name.
+    """
+
+    def absolute(path: str) -> str:
+        return str(Path(path).expanduser().absolute())
+
+    data = absolute(config.data) if data_is_path else config.data
+    return replace(config, data=data, data_root=config.data_root and absolute(config.data_root))
 
 
 def _plain(value: Any) -> Json:

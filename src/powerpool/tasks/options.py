@@ -111,11 +111,6 @@ class ReproduceOptions(StudyOptions):
             raise ArgumentError("--recipe and --quick exclude each other: both choose the settings.")
 
     @property
-    def chosen_methods(self) -> list[str]:
-        """The rows of the table."""
-        return self.methods or list(METHODS[self.task])
-
-    @property
     def data_sets(self) -> list[str | None]:
         """What to read; None stands for the data set that the recipe names."""
         return [*self.data] or ([None] if self.recipe else [self.default_data])

@@ -73,6 +73,18 @@ def test_a_run_folder_holds_settings_model_and_record(trained, own):
     assert f"data: {own}" in (trained / "config.yaml").read_text()
 
 
+@pytest.mark.parametrize("words", [["--data", "OWN"], ["--data", "OWN", "--data_root", "."], ["--data", "./OWN"]])
+def test_a_run_can_be_tested_in_another_working_folder(words, own, tmp_path, monkeypatch):
+    shutil.copytree(own, tmp_path / "first" / "OWN")
+    monkeypatch.chdir(tmp_path / "first")
+    assert train(tmp_path / "run", *words, "--training.epochs", "1") == 0
+    assert train(tmp_path / "run", *words, "--training.epochs", "1", "--overwrite") == 0
+    (tmp_path / "second").mkdir()
+    monkeypatch.chdir(tmp_path / "second")
+    assert run("evaluate", "graph", "--run", tmp_path / "run") == 0
+
+
+
 def test_evaluate_tests_the_test_graphs_of_the_fold(trained, own, capsys, tmp_path):
     assert run("evaluate", "graph", "--run", trained, "--out", tmp_path / "found.json") == 0
     found = json.loads((tmp_path / "found.json").read_text())

@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from powerpool.data import FewShotSet, MissingDataError
-from powerpool.data.sources import locate
+from powerpool.data.sources import is_at_path
 from powerpool.errors import ArgumentError, RecordError, UnknownNameError
 from powerpool.runs.checkpoint import load_state, save_state
 from powerpool.runs.folder import DataIdentity, require_same_data, save_model
 from powerpool.runs.record import EpisodeResult
 from powerpool.runs.typed import Json
-from powerpool.tasks.base import Evaluation, Predictions, Row, Task, Unit, Watch, ignore_progress
+from powerpool.tasks.base import Evaluation, Predictions, Row, Task, Unit, Watch, ignore_progress, with_absolute_paths
 from powerpool.tasks.fewshot.config import FewShotConfig, ModelConfig
 from powerpool.tasks.fewshot.inference import (
     ImageFormat,
@@ -57,7 +57,6 @@ class FewShotTask(Task[FewShotConfig, FewShotSet, Training, TrainedModel]):
 
     name = "fewshot"
     baseline = BASELINE
-    methods = FEWSHOT_METHODS
     config_type = FewShotConfig
     packages = ("pillow",)
     keeps_models = True
@@ -169,20 +168,15 @@ class FewShotTask(Task[FewShotConfig, FewShotSet, Training, TrainedModel]):
     # ---- commands ----
 
     def prepare(self, config: FewShotConfig) -> FewShotConfig:
-        place = None if config.data.startswith("hf:") else locate(config.data, config.data_root, config.download)
-        path = Path(config.data).expanduser()
-        data = str(path.absolute()) if place is not None and place.path == path else config.data
+        is_path = is_at_path(config.data, config.data_root, config.download)
         start = None if config.pretrained is None else str(Path(config.pretrained).expanduser().absolute())
-        return replace(config, data=data, pretrained=start)
+        return replace(with_absolute_paths(config, data_is_path=is_path), pretrained=start)
 
     def check(self, config: FewShotConfig, data: FewShotSet, chain: int) -> None:
         Training(config, data, read_pretrained(config, data))
 
     def method(self, config: FewShotConfig) -> str:
         return config.model.method
-
-    def start_from(self, config: FewShotConfig, folder: Path) -> FewShotConfig:
-        return replace(config, pretrained=str(folder.absolute()))
 
     def remarks(self, config: FewShotConfig, data: FewShotSet) -> list[str]:
         method = config.model.method
@@ -271,6 +265,11 @@ def make_row(options: ReproduceOptions, config: FewShotConfig, data: FewShotSet)
     )
 
 
+def start_from(config: FewShotConfig, folder: Path) -> FewShotConfig:
+    """Return the settings of a training that starts from the model in a folder."""
+    return replace(config, pretrained=str(folder.absolute()))
+
+
 def with_pretraining(row: FewShotRow, source: FewShotRow) -> FewShotRow:
     """Return a row whose trainings start from the models of another row; its method gets "+Pretr" as in the paper."""
     first = source.configs[0]
@@ -278,6 +277,7 @@ def with_pretraining(row: FewShotRow, source: FewShotRow) -> FewShotRow:
         row,
         method=re.sub(r"^(\w+(?:\([^)]*\))?)", r"\1+Pretr", row.method),
         source=source,
+        start_from=start_from,
         settings={
             **row.settings,
             "pretrained": f"{source.data_name} {first.protocol}",

@@ -125,8 +125,8 @@ class ReproduceOptions(base.ReproduceOptions):
         for protocol in self.protocols:
             require_choice(protocol, PROTOCOLS, "value of protocols")
         require_distinct(protocols=self.protocols)
-        if not self.protocols:
-            raise ArgumentError("protocols must name at least one protocol (got none).")
+        if not self.protocols or not self.methods:
+            raise ArgumentError("protocols and methods must each have at least one value.")
         if self.full and (self.quick or self.recipe):
             raise ArgumentError("--full excludes --quick and --recipe: each chooses the settings.")
 

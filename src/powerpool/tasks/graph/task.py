@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from powerpool.data import Fold, GraphSet, load_graphs, stratified_folds
+from powerpool.data.tu_format import is_at_path
 from powerpool.errors import ArgumentError, NotFiniteError, RecordError
 from powerpool.runs.checkpoint import load_state, save_state
 from powerpool.runs.config import RenamedFieldWarning
@@ -35,6 +36,7 @@ from powerpool.tasks.base import (
     confusion_matrix,
     ignore_progress,
     round_curve,
+    with_absolute_paths,
 )
 from powerpool.tasks.graph.config import GraphConfig, ModelConfig, grid_values
 from powerpool.tasks.graph.inference import TrainedModel, evaluate, feature_source, predict
@@ -82,7 +84,6 @@ class GraphTask(Task[GraphConfig, GraphSet, GraphFit, GraphModel]):
 
     name = "graph"
     baseline = "GIN0"
-    methods = GRAPH_METHODS
     config_type = GraphConfig
     packages = ("torch_geometric",)
 
@@ -232,7 +233,8 @@ class GraphTask(Task[GraphConfig, GraphSet, GraphFit, GraphModel]):
         return feature_source(folder, samples, make_fold)
 
     def prepare(self, config: GraphConfig) -> GraphConfig:
-        """Take ``eta`` for SigmE where only that is set, as version 0.1 did."""
+        """Make paths absolute, and take ``eta`` for SigmE where only that is set, as version 0.1 did."""
+        config = with_absolute_paths(config, data_is_path=is_at_path(config.data))
         if "sigme_eta" not in GRAPH_METHODS[config.model.method].parameters:
             return config
         model, grid, default = config.model, config.grid, ModelConfig()
@@ -266,7 +268,7 @@ class GraphTask(Task[GraphConfig, GraphSet, GraphFit, GraphModel]):
             recipe = options.read_config(data)
             graphs = self.load(recipe, watch)
             make_fold(recipe, graphs, 0)
-            for method in options.chosen_methods:
+            for method in options.methods:
                 # A recipe serves all methods: its beta is for those that have one.
                 beta = recipe.model.beta if "beta" in GRAPH_METHODS[method].parameters else 0.0
                 config = self.prepare(replace(recipe, model=replace(recipe.model, method=method, beta=beta)))

@@ -144,8 +144,8 @@ class ReproduceOptions(base.ReproduceOptions):
         for head in self.heads:
             require_choice(head, PROTOCOLS, "value of heads")
         require_distinct(heads=self.heads)
-        if not self.heads:
-            raise ArgumentError("heads must name at least one classifier (got none).")
+        if not self.heads or not self.methods:
+            raise ArgumentError("heads and methods must each have at least one value.")
         require_workers(self.workers)
 
     def read_config(self, data: str | None) -> VisionConfig:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from powerpool.console import is_quiet, print_note
 from powerpool.data import ImageSet, check_images
-from powerpool.data.sources import locate
+from powerpool.data.sources import is_at_path
 from powerpool.errors import RecordError
 from powerpool.files import read_json, write_json
 from powerpool.integrations.backbones import load_backbone
@@ -35,6 +36,7 @@ from powerpool.tasks.base import (
     confusion_matrix,
     ignore_progress,
     round_curve,
+    with_absolute_paths,
 )
 from powerpool.tasks.methods import VISION_METHODS, unused_settings
 from powerpool.tasks.pooling import FeatureSource, Samples
@@ -70,9 +72,8 @@ class VisionTask(SweepableTask[VisionConfig, Data, Fit, Model]):
     name = "vision"
     metric = "top-1 accuracy in %"
     baseline = "FOP"
-    methods = VISION_METHODS
     config_type = VisionConfig
-    places = ("data_root", "download", "accelerator", "workers")
+    ignored_settings = ("data_root", "download", "accelerator", "workers")
     packages = ("pillow", "kornia", "lightning")
     draws_confusion = True
 
@@ -106,7 +107,7 @@ class VisionTask(SweepableTask[VisionConfig, Data, Fit, Model]):
             # No result on frozen features depends on the settings of end-to-end training.
             kept = {name: value for name, value in found.items() if name not in ("training", "mode")}
             return {**kept, "backbone_digest": data.facts["backbone_digest"], "features": data.facts["made_by"]}
-        return {**found, "backbone_digest": load_backbone(config.backbone, download=config.download).digest()}
+        return {**found, "backbone_digest": _digest_backbone(config.backbone, config.download)}
 
     # ---- the protocol ----
 
@@ -264,9 +265,9 @@ class VisionTask(SweepableTask[VisionConfig, Data, Fit, Model]):
     # ---- commands ----
 
     def prepare(self, config: VisionConfig) -> VisionConfig:
-        path = Path(config.data).expanduser()
-        place = None if config.data.startswith("hf:") else locate(config.data, config.data_root, config.download)
-        return replace(config, data=str(path.absolute())) if place is not None and place.path == path else config
+        is_path = is_at_path(config.data, config.data_root, config.download)
+        found: VisionConfig = with_absolute_paths(config, data_is_path=is_path)
+        return found
 
     def leads(self, config: VisionConfig, *, overwrite: bool) -> bool:
         require_joint_training(config, overwrite=overwrite)
@@ -300,7 +301,7 @@ class VisionTask(SweepableTask[VisionConfig, Data, Fit, Model]):
         for name in options.data_sets:
             recipe = options.read_config(name)
             # Before the data is read: a method that cannot have the values of the grid is refused at once.
-            configs = [replace(recipe, pool=replace(recipe.pool, method=method)) for method in options.chosen_methods]
+            configs = [replace(recipe, pool=replace(recipe.pool, method=method)) for method in options.methods]
             data = self.load(recipe, watch)
             is_frozen = recipe.mode == "frozen"
             protocols = tuple(PROTOCOLS[head] for head in options.heads) if is_frozen else (END_TO_END,)
@@ -318,6 +319,12 @@ class VisionTask(SweepableTask[VisionConfig, Data, Fit, Model]):
 
 
 TASK = VisionTask()
+
+
+@cache
+def _digest_backbone(name: str, download: bool) -> str:
+    """Return the digest of a backbone; cached, because settings are compared for every unit."""
+    return load_backbone(name, download=download).digest()
 
 
 def _targets(data: Data, split: str) -> Tensor:
