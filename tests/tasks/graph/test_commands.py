@@ -84,7 +84,6 @@ def test_a_run_can_be_tested_in_another_working_folder(words, own, tmp_path, mon
     assert run("evaluate", "graph", "--run", tmp_path / "run") == 0
 
 
-
 def test_evaluate_tests_the_test_graphs_of_the_fold(trained, own, capsys, tmp_path):
     assert run("evaluate", "graph", "--run", trained, "--out", tmp_path / "found.json") == 0
     found = json.loads((tmp_path / "found.json").read_text())
