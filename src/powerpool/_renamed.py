@@ -12,13 +12,17 @@ from collections.abc import Sequence
 from types import ModuleType
 
 RENAMED = {
-    "powerpool.checkpoints": "powerpool.runs.checkpoint",
+    "powerpool.checkpoints": "powerpool.runs.folder",
     "powerpool.configs": "powerpool.runs.config",
     "powerpool.coordinates": "powerpool.moments.coordinates",
     "powerpool.data.errors": "powerpool.data.store",
+    "powerpool.data.features": "powerpool.data.banks",
+    "powerpool.data.fewshot": "powerpool.data.episodes",
     "powerpool.data.limits": "powerpool.data.store",
     "powerpool.explore": "powerpool.analysis.explorer",
     "powerpool.inspect": "powerpool.analysis",
+    "powerpool.integrations.backbones.hub": "powerpool.integrations.backbones.zoos",
+    "powerpool.integrations.backbones.lite": "powerpool.integrations.backbones.loading",
     "powerpool.locks": "powerpool.files",
     "powerpool.records": "powerpool.runs.record powerpool.runs.environment powerpool.files",
     "powerpool.segments": "powerpool.moments.segments",

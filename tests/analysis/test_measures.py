@@ -17,7 +17,7 @@ from powerpool.analysis.measures import (
     mean_correlation,
     participation_ratio,
 )
-from powerpool.tasks.spectra import shares
+from powerpool.tasks.pooling import shares
 from tests.tolerances import tolerance
 
 numbers = st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=12)

@@ -17,13 +17,13 @@ import torch
 
 from powerpool.bench.record import load as load_bench
 from powerpool.data import Limits, Splits, load_graphs, load_images, read_image
-from powerpool.data.features import FeatureStore
+from powerpool.data.banks import FeatureStore
 from powerpool.data.images import check_images
 from powerpool.data.layouts import arrange, arrange_open_mic
 from powerpool.data.splits import ClassCut, natural_key, split_images
 from powerpool.errors import PowerPoolError
-from powerpool.runs.checkpoint import load_state, save_state
 from powerpool.runs.config import read_recipe, to_yaml
+from powerpool.runs.folder import load_state, save_state
 from powerpool.runs.record import RunRecord
 from powerpool.tasks.fewshot.config import FewShotConfig
 from powerpool.tasks.graph.config import GraphConfig

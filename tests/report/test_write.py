@@ -26,8 +26,7 @@ from powerpool.report.write import (
     record_path,
     write_report,
 )
-from powerpool.runs.quick import NOTE, mark_quick
-from powerpool.runs.record import RunRecord
+from powerpool.runs.record import QUICK_NOTE, RunRecord, mark_quick
 from tests.report.samples import (
     Page,
     confusion,
@@ -124,7 +123,7 @@ def test_damaged_records_write_nothing(tmp_path: Path) -> None:
 def test_quick_runs_are_marked(tmp_path: Path, without_plots: None) -> None:
     for records, warnings in (
         (GRAPHS, ()),
-        ([mark_quick(record) for record in GRAPHS], (NOTE, "mean nothing: GIN0, SOP.")),
+        ([mark_quick(record) for record in GRAPHS], (QUICK_NOTE, "mean nothing: GIN0, SOP.")),
         ([GRAPHS[0], mark_quick(GRAPHS[1])], ("1 of 2 records are from quick runs", "mean nothing: SOP.")),
     ):
         for text in read(write_report(records, tmp_path)):

@@ -25,7 +25,6 @@ from powerpool.runs.engines import (
     WORKER_VARIABLES,
     Conditions,
     DeathError,
-    Engine,
     EngineError,
     EngineOptions,
     run_in_process,
@@ -76,7 +75,7 @@ def drive(name: str, address: str) -> int:
     """What a command in another process does."""
     folder = Path(name)
     try:
-        run_units(six_units(folder), 2, engine=Engine("dask", address or None))
+        run_units(six_units(folder), 2, engine=EngineOptions(engine="dask", cluster=address or None))
     except KeyboardInterrupt:
         return 130
     return 0
@@ -84,8 +83,8 @@ def drive(name: str, address: str) -> int:
 
 def conditions(folder: Path, /, **changes: object) -> Conditions:
     token = folder / engines.TOKEN
-    token.write_text("content")
-    return replace(Conditions(dict(WORKER_VARIABLES), str(folder), str(token), "content", {}), **changes)
+    token.touch()
+    return replace(Conditions(dict(WORKER_VARIABLES), str(folder), str(token), {}), **changes)
 
 
 def call(function, *args: object) -> bytes:
@@ -162,7 +161,7 @@ def test_the_variables_of_the_command_are_those_of_its_units(tmp_path, monkeypat
     for name in ("XDG_CACHE_HOME", "POWERPOOL_DATA", "MKL_CBWR", "OMP_NUM_THREADS", "EDITOR"):
         monkeypatch.setenv(name, "mine")
     monkeypatch.setattr(engines.importlib.util, "find_spec", lambda name: True)
-    with engines.open_cluster(Engine("dask"), 1, tmp_path):
+    with engines.open_cluster(EngineOptions(engine="dask"), 1, tmp_path):
         pass
     (given,) = found
     assert {"XDG_CACHE_HOME": "mine", "POWERPOOL_DATA": "mine", "MKL_CBWR": "mine"}.items() <= given.variables.items()
@@ -179,11 +178,11 @@ def test_what_cannot_be_imported_is_told_and_is_no_death(tmp_path, monkeypatch):
     module = types.ModuleType("only_here")
     module.work = type("Work", (), {"__module__": "only_here", "__qualname__": "work"})
     monkeypatch.setitem(sys.modules, "only_here", module)
-    with pytest.raises(EngineError, match="only_here"):
+    with pytest.raises(RuntimeError, match="only_here"):
         run_in_process(call(module.work), conditions(tmp_path))
 
 
-def test_dask_keeps_no_call_that_was_answered(tmp_path):
+def test_a_slot_keeps_no_call_that_was_answered():
     """It would run it again when a worker dies that holds the answer, which nobody wants any more."""
 
     class Sent:
@@ -194,11 +193,8 @@ def test_dask_keeps_no_call_that_was_answered(tmp_path):
             assert slot.sent is None  # the next call may come as soon as this one is passed on
             return 7
 
-        def cancel(self, force):
-            pytest.fail("it was answered")
-
     sent = Sent()
-    slot = engines._DaskSlot(types.SimpleNamespace(submit=lambda *_, **__: sent), conditions(tmp_path))
+    slot = engines.Slot(lambda payload: (sent, sent), lambda _: pytest.fail("it was answered"), lambda error: error)
     ours = slot.submit(int)
     assert slot.sent is sent
     sent.answer()
@@ -216,39 +212,32 @@ def test_the_death_of_a_unit_is_told(tmp_path, how, said):
 
 def test_a_unit_does_not_run_where_its_result_would_not_be_seen(tmp_path):
     ran = call(Path.touch, tmp_path / "ran")
-    for changes in ({"content": "another"}, {"token": str(tmp_path / "none")}, {"folder": str(tmp_path / "none")}):
+    for changes in ({"token": str(tmp_path / "none")}, {"folder": str(tmp_path / "none")}):
         with pytest.raises(EngineError, match="does not see"):
             run_in_process(ran, conditions(tmp_path, **changes))
     assert not (tmp_path / "ran").exists()
 
 
-@pytest.mark.parametrize("name", ["python", "torch", "powerpool", "commit"])
-def test_other_versions_are_refused(tmp_path, name):
+def test_other_versions_are_refused(tmp_path):
     here = engines.installed_versions()
-    engines.require_conditions(conditions(tmp_path, versions=here))
-    with pytest.raises(EngineError, match=rf"^{name} is .* and 0\.0 where the command runs"):
-        engines.require_conditions(conditions(tmp_path, versions=here | {name: "0.0"}))
+    assert run_in_process(call(int, 3), conditions(tmp_path, versions=here)) == 3
+    for name in ("python", "torch", "powerpool", "commit"):
+        with pytest.raises(EngineError, match=rf"^{name} is .* and 0\.0"):
+            run_in_process(call(int, 3), conditions(tmp_path, versions=here | {name: "0.0"}))
 
 
 # What can be asked for.
 
 
 def test_what_an_engine_needs_is_said(monkeypatch):
-    assert EngineOptions().runs_on == Engine()
     with pytest.raises(UnknownNameError, match="slurm"):
-        Engine("slurm")
+        EngineOptions(engine="slurm")
     with pytest.raises(ArgumentError, match="cluster needs engine dask or ray"):
         EngineOptions(cluster="tcp://127.0.0.1:1")
     monkeypatch.setattr(engines.importlib.util, "find_spec", lambda name: None)
     for name, package in (("dask", "distributed"), ("ray", "ray")):
         with pytest.raises(ArgumentError, match=rf"needs the package {package}.*pip install 'powerpool\[{name}\]'"):
             EngineOptions(engine=name)
-
-
-@pytest.mark.parametrize("command", ["reproduce graph", "reproduce vision", "reproduce fewshot", "sweep vision"])
-def test_every_grid_has_the_options(command, capsys):
-    assert main([*command.split(), "--engine", "loky", "--cluster", "tcp://127.0.0.1:1"]) == 2
-    assert "cluster needs engine dask or ray" in capsys.readouterr().err
 
 
 # On dask.
@@ -259,7 +248,7 @@ def test_a_scheduler_that_does_not_answer_is_an_error(tmp_path, monkeypatch):
     monkeypatch.setattr(engines, "PATIENCE", 1)
     units = units_of(tmp_path, partial(square, tmp_path, 0))
     with pytest.raises(EngineError, match=r"No dask scheduler answers at tcp://127\.0\.0\.1:9.*dask scheduler"):
-        run_units(units, 1, engine=Engine("dask", "tcp://127.0.0.1:9"))
+        run_units(units, 1, engine=EngineOptions(engine="dask", cluster="tcp://127.0.0.1:9"))
     assert not any(tmp_path.iterdir())
 
 
@@ -271,20 +260,20 @@ def test_what_is_killed_on_a_cluster_costs_one_unit_which_runs_again(tmp_path, a
         partial(die_once, tmp_path, 1),
         partial(kills_its_worker_once, tmp_path, 2),
     )
-    assert run_units(units, 2, engine=Engine("dask", address)) == RESULTS[:3]
+    assert run_units(units, 2, engine=EngineOptions(engine="dask", cluster=address)) == RESULTS[:3]
     assert logged(tmp_path) == {"start 0": 1, "start 1": 2, "start 2": 2}
-    assert not (tmp_path / engines.TOKEN).exists()
+    assert not list(tmp_path.glob(f"{engines.TOKEN}*"))
 
 
 def test_errors_of_units_are_those_of_loky(tmp_path, address):
     works = (partial(square, tmp_path, 0), partial(refuse, 1))
     with pytest.raises(UnitError, match=r"^fold 1: number must be even \(got 1\)\. 1 of 2"):
-        run_units(units_of(tmp_path, *works), 1, engine=Engine("dask", address))
+        run_units(units_of(tmp_path, *works), 1, engine=EngineOptions(engine="dask", cluster=address))
     (tmp_path / "deaths").mkdir()
     with pytest.raises(UnitError, match=r"fold 0.*\(exit code 3\)"):
         run_units(
             units_of(tmp_path / "deaths", partial(die_always, tmp_path / "deaths", 0)),
-            engine=Engine("dask", address),
+            engine=EngineOptions(engine="dask", cluster=address),
         )
 
 
@@ -322,7 +311,7 @@ def test_an_interrupt_stops_the_cluster_of_the_command(tmp_path, driver):
     assert "Traceback" not in said
     wait_until(lambda: all(map(is_gone, workers_in(tmp_path))))
     assert results_in(tmp_path) == ["0.json", "1.json"]
-    assert not (tmp_path / engines.TOKEN).exists()
+    assert not list(tmp_path.glob(f"{engines.TOKEN}*"))
 
 
 @pytest.mark.stress
@@ -341,7 +330,7 @@ def test_records_are_those_of_loky_bit_for_bit(tmp_path, address):
 # On ray.
 
 
-def test_ray_runs_units_and_refolders_what_dies(tmp_path):
+def test_ray_runs_units_and_repeats_what_dies(tmp_path):
     pytest.importorskip("ray", reason="the engine ray is not tested: pip install ray")
     units = units_of(
         tmp_path,
@@ -349,5 +338,67 @@ def test_ray_runs_units_and_refolders_what_dies(tmp_path):
         partial(die_once, tmp_path, 1),
         partial(kills_its_worker_once, tmp_path, 2),
     )
-    assert run_units(units, 2, engine=Engine("ray")) == RESULTS[:3]
+    assert run_units(units, 2, engine=EngineOptions(engine="ray")) == RESULTS[:3]
     assert logged(tmp_path) == {"start 0": 1, "start 1": 2, "start 2": 2}
+
+
+# Processes of this machine.
+
+
+@pytest.fixture
+def groups(tmp_path, monkeypatch) -> Path:
+    monkeypatch.setattr(engines, "CGROUPS", tmp_path)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(8)), raising=False)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "files, cores",
+    [
+        ({"cpu.max": "150000 100000"}, 2),
+        ({"cpu.max": "max 100000"}, 8),
+        ({"cpu.max": "9900000 100000"}, 8),
+        ({"cpu/cpu.cfs_quota_us": "300000", "cpu/cpu.cfs_period_us": "100000"}, 3),
+        ({"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, 8),
+    ],
+)
+def test_the_limit_of_a_container_counts(groups, files, cores):
+    (groups / "cpu").mkdir()
+    for name, text in files.items():
+        (groups / name).write_text(f"{text}\n")
+    assert engines.usable_cores() == cores
+
+
+def test_without_a_limit_it_is_what_the_process_may_use(groups, monkeypatch):
+    assert engines.usable_cores() == 8
+    monkeypatch.delattr(os, "sched_getaffinity")
+    monkeypatch.setattr(os, "cpu_count", lambda: None)
+    assert engines.usable_cores() == 1
+
+
+def test_a_child_does_not_look_for_modules_in_the_working_folder(tmp_path):
+    (tmp_path / "random.py").write_text("raise RuntimeError('not this one')")
+    command = engines.python_command("import random; print(random.__file__, *sys.argv[1:])", "a b")
+    given = os.environ | engines.module_path()
+    said = subprocess.run(command, cwd=tmp_path, env=given, capture_output=True, text=True, check=True).stdout
+    assert said.endswith("random.py a b\n")
+    assert str(tmp_path) not in said
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a thread looks out for the parent, every half second")
+def test_a_child_ends_with_the_one_that_started_it(tmp_path):
+    code = (
+        "import subprocess, sys\n"
+        "from powerpool.runs.engines import python_command\n"
+        "child = subprocess.Popen(python_command('print(1, flush=True); sys.stdin.read()'), stdin=subprocess.PIPE,"
+        " stdout=subprocess.PIPE)\n"
+        "child.stdout.readline()\n"
+        "print(child.pid, flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
+        child = int(parent.stdout.readline())
+        os.kill(child, 0)
+        parent.send_signal(signal.SIGKILL)
+        parent.wait(PATIENCE)
+    wait_until(lambda: is_gone(child))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import pickle
 import resource
 from dataclasses import dataclass
 
@@ -11,7 +13,6 @@ import torch
 from torch import nn
 
 from powerpool.errors import ArgumentError, RecordError
-from powerpool.runs.checkpoint import save_state
 from powerpool.runs.folder import (
     CONFIG,
     MODEL,
@@ -22,11 +23,13 @@ from powerpool.runs.folder import (
     Weights,
     build_network,
     is_data_of,
+    load_state,
     open_run,
     read_identity,
     read_model,
     require_same_data,
     save_model,
+    save_state,
 )
 
 DATA = DataIdentity("MUTAG", "abc")
@@ -139,3 +142,85 @@ def test_weights_may_be_missing_only_where_that_is_expected():
     with pytest.raises(RecordError, match="weight"):
         build_network(lambda: make(3), weights, "file")
     assert torch.equal(build_network(lambda: make(3), weights, "file", optional=("weight",)).bias, torch.ones(3))
+
+
+# ---- checkpoints ----
+
+
+def test_what_is_saved_is_loaded_bit_for_bit(tmp_path):
+    state = {
+        "weights": {"a": torch.randn(3, 2), "half": torch.randn(2).half(), "odd": torch.tensor([-0.0, torch.inf])},
+        "random": [torch.get_rng_state()],
+        "curves": {"loss": [0.1 + 0.2, 1e-300], "none": None},
+        "epoch": 3,
+        "names": ["x", "y"],
+    }
+    save_state(tmp_path / "new" / "state.pt", state)
+    loaded = load_state(tmp_path / "new" / "state.pt")
+    assert [file.name for file in (tmp_path / "new").iterdir()] == ["state.pt"]
+    for name, value in state["weights"].items():
+        assert loaded["weights"][name].dtype == value.dtype
+        assert torch.equal(loaded["weights"][name], value)
+    assert torch.equal(loaded["random"][0], state["random"][0])
+    assert (loaded["curves"], loaded["epoch"], loaded["names"]) == (state["curves"], 3, ["x", "y"])
+
+
+def test_a_save_that_fails_leaves_the_old_file(tmp_path):
+    save_state(tmp_path / "state.pt", {"epoch": 1})
+    with pytest.raises((AttributeError, pickle.PicklingError)):
+        save_state(tmp_path / "state.pt", {"epoch": lambda: 2})
+    assert load_state(tmp_path / "state.pt") == {"epoch": 1}
+    assert [file.name for file in tmp_path.iterdir()] == ["state.pt"]
+
+
+class Code:
+    """What a hostile file holds: a command that runs when it is unpickled."""
+
+    def __init__(self, command: str) -> None:
+        self.command = command
+
+    def __reduce__(self):
+        return os.system, (self.command,)
+
+
+@pytest.mark.parametrize("write", [torch.save, lambda state, path: path.write_bytes(pickle.dumps(state))])
+def test_a_file_with_code_is_refused_and_the_code_does_not_run(tmp_path, write):
+    path, witness = tmp_path / "state.pt", tmp_path / "ran"
+    write({"pipeline": "graph", "weights": Code(f"touch {witness}")}, path)
+    with pytest.raises(RecordError, match=r"state\.pt"):
+        load_state(path)
+    assert not witness.exists()
+    with path.open("rb") as file:  # the file is as dangerous as the test means it to be
+        torch.load(file, weights_only=False) if write is torch.save else pickle.load(file)
+    assert witness.exists()
+
+
+def test_a_file_that_was_cut_off_or_is_of_another_kind_is_refused(tmp_path):
+    path = tmp_path / "state.pt"
+    save_state(path, {"weights": torch.randn(100)})
+    whole = path.read_bytes()
+    cut = [whole[: int(kept * len(whole))] for kept in (0.0, 0.1, 0.5, 0.9, 0.999)]
+    for content in (*cut, b"\0" * 100, b"PK\x03\x04", b"\x80\x02.", b"{}"):
+        path.write_bytes(content)
+        with pytest.raises(RecordError, match=r"state\.pt"):
+            load_state(path)
+
+
+def test_a_large_file_of_another_kind_is_refused_before_it_is_read(tmp_path):
+    path = tmp_path / "state.pt"
+    with path.open("wb") as file:
+        file.truncate(3 << 30)  # a sparse file
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(RecordError, match=r"state\.pt"):
+        load_state(path)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000  # kilobytes
+
+
+def test_a_file_that_cannot_be_read_or_holds_no_dictionary_is_refused(tmp_path):
+    with pytest.raises(RecordError, match=r"nowhere\.pt"):
+        load_state(tmp_path / "nowhere.pt")
+    with pytest.raises(RecordError, match=tmp_path.name):
+        load_state(tmp_path)
+    torch.save(torch.zeros(3), tmp_path / "tensor.pt")
+    with pytest.raises(RecordError, match=r"tensor\.pt.*Tensor"):
+        load_state(tmp_path / "tensor.pt")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from powerpool.runs.checkpoint import load_state
+from powerpool.runs.folder import load_state
 
 Stamps = dict[str, float]
 """What was computed, and when the last time."""

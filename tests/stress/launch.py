@@ -116,7 +116,7 @@ def _watch_end_to_end(note: Note, patch: Patch) -> None:
 
 
 def _watch_frozen(note: Note, patch: Patch) -> None:
-    from powerpool.data.features import FeatureStore
+    from powerpool.data.banks import FeatureStore
     from powerpool.tasks.vision import extraction, frozen
 
     append, validate = FeatureStore.append, frozen.validate

@@ -20,7 +20,7 @@ import torch
 from powerpool.cli.main import COMMANDS, main
 from powerpool.errors import RecordError
 from powerpool.integrations.backbones import BackboneError, load_backbone
-from powerpool.runs.checkpoint import load_state, save_state
+from powerpool.runs.folder import load_state, save_state
 from powerpool.tasks.vision.finetuning import _read_progress
 from tests.data.image_sets import flat, write_folder
 from tests.data.tu_sets import TINY, texts

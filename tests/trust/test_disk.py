@@ -14,13 +14,12 @@ import torch
 
 from powerpool.cli.main import main
 from powerpool.data import archives, load_images
-from powerpool.data.features import FeatureStore
+from powerpool.data.banks import FeatureStore
 from powerpool.data.store import make_once
 from powerpool.errors import DiskError, LockedError, RecordError
 from powerpool.files import atomic, locked, make_folder, read_json, write_json, write_text
 from powerpool.report.plots import draw_sweep
-from powerpool.runs.checkpoint import load_state, save_state
-from powerpool.runs.folder import DataIdentity, save_model
+from powerpool.runs.folder import DataIdentity, load_state, save_model, save_state
 from tests.data.image_sets import split_set, write_zip
 from tests.report import samples
 

@@ -15,9 +15,8 @@ from powerpool.cli.main import main
 from powerpool.data import load_graphs, load_images, store
 from powerpool.errors import PowerPoolError, RecordError
 from powerpool.files import read_bytes, read_json, require_writable, write_json, write_text
-from powerpool.runs.checkpoint import load_state
 from powerpool.runs.config import read_recipe
-from powerpool.runs.folder import Weights
+from powerpool.runs.folder import Weights, load_state
 from powerpool.tasks.graph.config import GraphConfig
 from tests.data.image_sets import flat, split_set, write_zip
 

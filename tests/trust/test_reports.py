@@ -23,7 +23,7 @@ from powerpool.bench.record import BenchRecord, Fit, Outcome, Selection, Skipped
 from powerpool.cli.main import main
 from powerpool.cli.show import print_table
 from powerpool.errors import RecordError
-from powerpool.runs.checkpoint import load_state, save_state
+from powerpool.runs.folder import load_state, save_state
 from powerpool.tasks.base import TextTable
 from tests.bench import samples
 from tests.data.image_sets import flat, write_folder

@@ -23,7 +23,7 @@ EXCEPTIONS = {
     ("cli/main.py", "open"): "os.devnull",
     ("console.py", "open"): "os.devnull",
     ("data/archives.py", "target.open"): "into a folder that is renamed when it is complete",
-    ("data/features.py", "file.open"): "zeros; store.json states which of them are numbers",
+    ("data/banks.py", "file.open"): "zeros; store.json states which of them are numbers",
     ("data/synthetic.py", "draw().save"): "into a folder that make_once renames",
     ("data/synthetic.py", "small.resize().save"): "into a folder that make_once renames",
     ("runs/config.py", "yaml.dump"): "to a text",

@@ -23,8 +23,7 @@ from powerpool.linalg.precision import at_least_float32
 from powerpool.runs.folder import CONFIG, is_data_of, read_task
 from powerpool.solvers import Solver
 from powerpool.tasks.base import TASKS, get_task
-from powerpool.tasks.pooling import SAMPLES, FeatureSet, FeatureSource, Normalization, Samples
-from powerpool.tasks.spectra import is_silent, shares
+from powerpool.tasks.pooling import SAMPLES, FeatureSet, FeatureSource, Normalization, Samples, is_silent, shares
 
 FEWEST_ACTIVE = 5
 """Burstiness is reported for features that are active in at least this many samples."""

@@ -1,6 +1,6 @@
 """Measures of spectra, matrices and features, each a function of tensors.
 
-Spectra are given as shares, see :func:`powerpool.tasks.spectra.shares`.
+Spectra are given as shares, see :func:`powerpool.tasks.pooling.shares`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from powerpool.checks import require_square
-from powerpool.tasks.spectra import SILENT
+from powerpool.tasks.pooling import SILENT
 
 
 def effective_rank(share: Tensor) -> Tensor:  # shape: (*, C) -> (*,)

@@ -29,8 +29,8 @@ from powerpool.bench.record import (
 from powerpool.console import Bars, console, delegate_result, emit, notes, print_failure, print_line
 from powerpool.errors import ArgumentError, RecordError
 from powerpool.files import locked
+from powerpool.runs.engines import module_path, python_command
 from powerpool.runs.environment import environment
-from powerpool.runs.processes import module_path, python_command
 from powerpool.tasks.training import require_device
 
 SuiteName = Literal["all", "pools", "solvers", "curves", "training", "extraction", "episodes"]

@@ -28,7 +28,7 @@ from powerpool.errors import ArgumentError
 from powerpool.files import locked
 from powerpool.report.groups import Group, Row, group_records
 from powerpool.report.write import is_current, read_records, write_report
-from powerpool.runs.quick import NOTE
+from powerpool.runs.record import QUICK_NOTE
 from powerpool.tasks.base import TextTable
 
 PACKAGES = (
@@ -135,7 +135,10 @@ def run(options: DemoOptions) -> None:
         }
     )
     print_table(make_table(groups))
-    for text in (*describe_methods(groups), NOTE if options.quick else f"One seed ({options.seed}) and small budgets."):
+    for text in (
+        *describe_methods(groups),
+        QUICK_NOTE if options.quick else f"One seed ({options.seed}) and small budgets.",
+    ):
         print_line(text)
     if resumed:
         print_line(f"All results were in {options.folder} already. Delete it to start anew.")

@@ -123,7 +123,7 @@ def _run_rows(task: AnyTask, rows: Sequence[AnyRow], options: ReproduceOptions) 
     for (row, _), unit in zip(places, work, strict=True):
         if row.exclusive and not is_done(unit):
             write_json(unit.path, unit.work())
-    found = run_units(work, options.jobs, description="trainings", engine=options.runs_on)
+    found = run_units(work, options.jobs, description="trainings", engine=options)
     for checkpoints in finished:  # only now that all results are written
         shutil.rmtree(checkpoints, ignore_errors=True)
     return {place: from_json(Answer, answer) for place, answer in zip(places, found, strict=True)}

@@ -43,7 +43,7 @@ def run(options: Any) -> None:
         units = {name: [_make_unit(task, config, data, options.folder) for config in configs[name]] for name in configs}
         # Where two settings have the values of the recipe they share a unit.
         every = {unit.path: unit for own in units.values() for unit in own}
-        answers = run_units(list(every.values()), options.jobs, description="values", engine=options.runs_on)
+        answers = run_units(list(every.values()), options.jobs, description="values", engine=options)
         found = dict(zip(every, answers, strict=True))
         emit(
             [

@@ -16,12 +16,19 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from powerpool.data.banks import ImageBank, read_bank
+    from powerpool.data.banks import read_bank
     from powerpool.data.decoding import Crops, read_image
-    from powerpool.data.episodes import Episode, EpisodeError, Episodes
-    from powerpool.data.fewshot import FewShotSet, load_fewshot
+    from powerpool.data.episodes import Episode, EpisodeError, Episodes, FewShotSet, load_fewshot
     from powerpool.data.graphs import GraphBatch, GraphSet, NodeFeatures, load_graphs
-    from powerpool.data.images import ImageDataset, ImageSet, ImageSplit, check_images, list_images, load_images
+    from powerpool.data.images import (
+        ImageBank,
+        ImageDataset,
+        ImageSet,
+        ImageSplit,
+        check_images,
+        list_images,
+        load_images,
+    )
     from powerpool.data.splits import ClassCut, Fold, Splits, stratified_folds
     from powerpool.data.store import DataError, ImageError, Limits, MissingDataError
 
@@ -57,12 +64,19 @@ __all__ = [
 
 _RENAMED = {"PictureBank": "ImageBank", "list_pictures": "list_images", "readable": "check_images"}
 _HOMES = {
-    "banks": ("ImageBank", "read_bank"),
+    "banks": ("read_bank",),
     "decoding": ("Crops", "read_image"),
-    "episodes": ("Episode", "EpisodeError", "Episodes"),
-    "fewshot": ("FewShotSet", "load_fewshot"),
+    "episodes": ("Episode", "EpisodeError", "Episodes", "FewShotSet", "load_fewshot"),
     "graphs": ("GraphBatch", "GraphSet", "NodeFeatures", "load_graphs"),
-    "images": ("ImageDataset", "ImageSet", "ImageSplit", "check_images", "list_images", "load_images"),
+    "images": (
+        "ImageBank",
+        "ImageDataset",
+        "ImageSet",
+        "ImageSplit",
+        "check_images",
+        "list_images",
+        "load_images",
+    ),
     "splits": ("ClassCut", "Fold", "Splits", "stratified_folds"),
     "store": ("DataError", "ImageError", "Limits", "MissingDataError"),
 }

@@ -1,13 +1,13 @@
-"""Image banks: all images of a split, decoded once into one tensor, from which episodes take rows."""
+"""What is computed once into memory-mapped files and read many times: decoded images and features."""
 
 from __future__ import annotations
 
 import contextlib
+import json
+import os
 import time
-import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
@@ -16,11 +16,19 @@ import torch
 from torch import Tensor
 
 from powerpool.data.decoding import DECODER_VERSION, Crops
-from powerpool.data.features import FeatureStore, store_key
-from powerpool.data.images import Corrupt, ImageIndexError, ImageSplit, refuse_corrupt
-from powerpool.data.store import ImageError, cache_folder, default_threads
-from powerpool.errors import ArgumentError, DTypeError, LockedError, ShapeError, require_choice
-from powerpool.files import locked, read_json, write_json
+from powerpool.data.images import Corrupt, ImageBank, ImageSplit, refuse_corrupt
+from powerpool.data.store import ImageError, cache_folder, default_threads, hash_text
+from powerpool.errors import (
+    ArgumentError,
+    DiskError,
+    DTypeError,
+    LockedError,
+    NotFiniteError,
+    RecordError,
+    ShapeError,
+    require_choice,
+)
+from powerpool.files import DISK, cannot_write, locked, make_folder, read_json, write_json
 
 Resize = Literal["squeeze", "crop"]
 """How an image becomes a square: squeezed as a whole, or cropped in the middle."""
@@ -33,119 +41,6 @@ PAUSE = 0.2
 
 Progress = Callable[[int, int], None]
 """Called with the number of decoded images and of all."""
-
-
-@dataclass(frozen=True, eq=False, repr=False)  # tensors have no single truth value
-class ImageBank:
-    """All images of a split, decoded to one size.
-
-    Example:
-        >>> import torch
-        >>> from powerpool.data import load_fewshot
-        >>> bank = load_fewshot("digits", size=16, channels=1)["test"]
-        >>> bank
-        ImageBank(360 images of 2 classes, 1 x 16 x 16)
-        >>> bank.batch(torch.tensor([[0, 1, 2], [3, 4, 5]])).shape
-        torch.Size([2, 3, 1, 16, 16])
-    """
-
-    images: Tensor  # shape: (n, channels, size, size), uint8; memory-mapped if they come from the cache
-    targets: Tensor  # shape: (n,), class numbers in the whole data set
-    classes: tuple[str, ...]
-    """The names of all classes of the data set, including those of other splits."""
-    names: tuple[str, ...]
-    """The name of each image."""
-    mean: Tensor | None = None  # shape: (channels, size, size), or (G, channels, size, size) with groups; float32
-    """The mean image to subtract, or one for each group, with values in [0, 1]."""
-    groups: Tensor | None = None  # shape: (n,), from 0 to G - 1
-    """The group of each image, if there are several means."""
-
-    def __post_init__(self) -> None:
-        if self.images.dtype != torch.uint8:
-            raise DTypeError(f"images must be torch.uint8 (got {self.images.dtype}).")
-        if self.images.ndim != 4 or self.images.shape[2] != self.images.shape[3]:
-            raise ShapeError(f"images must have shape (n, channels, size, size) (got {tuple(self.images.shape)}).")
-        if self.targets.shape != (len(self.images),) or len(self.names) != len(self.images):
-            raise ShapeError(
-                f"images, targets and names must have the same length (got {len(self.images)}, "
-                f"{tuple(self.targets.shape)} and {len(self.names)})."
-            )
-        if self.mean is not None and self.mean.shape[-3:] != self.images.shape[1:]:
-            raise ShapeError(f"mean must have shape {tuple(self.images.shape[1:])} (got {tuple(self.mean.shape)}).")
-
-    def __len__(self) -> int:
-        return len(self.images)
-
-    def __repr__(self) -> str:
-        shape = " x ".join(map(str, self.images.shape[1:]))
-        return f"ImageBank({len(self)} images of {len(self.targets.unique())} classes, {shape})"
-
-    @property
-    def pictures(self) -> Tensor:
-        """The old name of ``images``."""
-        warnings.warn("ImageBank.pictures is now ImageBank.images.", DeprecationWarning, stacklevel=2)
-        return self.images
-
-    @property
-    def channels(self) -> int:
-        """1 for luminance, 3 for RGB."""
-        return self.images.shape[1]
-
-    @property
-    def size(self) -> int:
-        """Width and height in pixels."""
-        return self.images.shape[2]
-
-    def batch(self, rows: Tensor, turns: Tensor | None = None) -> Tensor:  # shape: (*S) -> (*S, channels, size, size)
-        """Return images as float32 in [0, 1], minus the mean if there is one.
-
-        Args:
-            rows: the rows of the images, of any shape.
-            turns: counter-clockwise quarter turns, of a shape that broadcasts to that of ``rows``, for instance
-                ``batch(episode.query, episode.turns[:, None])``.
-        """
-        if rows.is_floating_point() or rows.is_complex() or rows.dtype == torch.bool:
-            raise DTypeError(f"rows must be integers (got {rows.dtype}).")
-        flat = rows.reshape(-1).long()
-        if len(flat) and not 0 <= int(flat.min()) <= int(flat.max()) < len(self):
-            wrong = int(flat.min()) if int(flat.min()) < 0 else int(flat.max())
-            raise ImageIndexError(f"The bank has images 0 to {len(self) - 1} (got {wrong}).")
-        images = self.images.index_select(0, flat).float().div_(255)
-        if self.mean is not None:
-            images -= self.mean if self.groups is None else self.mean[self.groups[flat]]
-        if turns is not None:
-            _turn(images, turns.expand(rows.shape).reshape(-1))
-        return images.view(*rows.shape, *images.shape[1:])
-
-    def centred(self, groups: Tensor | None = None) -> ImageBank:
-        """Return a bank that subtracts the mean image.
-
-        Args:
-            groups: a number for each image, (n,), to subtract the mean of each group instead.
-        """
-        if groups is None:
-            return replace(self, mean=mean_image(self.images), groups=None)
-        numbers, places = groups.unique(return_inverse=True)
-        means = [mean_image(self.images[places == place]) for place in range(len(numbers))]
-        return replace(self, mean=torch.stack(means), groups=places)
-
-
-def mean_image(images: Tensor) -> Tensor:  # shape: (n, channels, size, size) uint8 -> (channels, size, size)
-    """Return the mean image in [0, 1]; integer sums make it independent of the order."""
-    if len(images) == 0:
-        raise ShapeError("The mean image needs at least one image (got none).")
-    total = torch.zeros(images.shape[1:], dtype=torch.int64)
-    for part in images.split(CHUNK):
-        total += part.sum(0, dtype=torch.int64)
-    return (total.double() / (255 * len(images))).float()
-
-
-def _turn(images: Tensor, turns: Tensor) -> None:  # shapes: (n, channels, size, size), (n,)
-    """Rotate images in place."""
-    for quarter in (1, 2, 3):
-        chosen = (turns % 4 == quarter).nonzero().flatten()
-        if len(chosen):
-            images[chosen] = images[chosen].rot90(quarter, (-2, -1))
 
 
 # ---- decoding --------------------------------------------------------------------------------------------------------
@@ -210,19 +105,14 @@ class _Decoder:
         require_choice(resize, ("squeeze", "crop"), "way to resize images")
         if channels not in (1, 3):
             raise ArgumentError(f"channels must be 1 (luminance) or 3 (RGB) (got {channels}).")
-        if threads is not None and threads < 1:
-            raise ArgumentError(f"threads must be at least 1 (got {threads}).")
         layout: Literal["whole", "centre"] = "whole" if resize == "squeeze" else "centre"
         self.crops = Crops(size=size, count=1, resize=size, layout=layout)
         self.split, self.channels, self.invert = split, channels, invert
         self.threads = threads or default_threads()
         self.shape = (channels, size, size)
-
-    @property
-    def facts(self) -> dict[str, Any]:
-        """What the pixels depend on, besides the files."""
         versions = {"decoder": DECODER_VERSION, "pillow": metadata.version("pillow")}
-        return {"crops": self.crops.config, "channels": self.channels, "invert": self.invert, **versions}
+        # What the pixels depend on, besides the files.
+        self.facts = {"crops": self.crops.config, "channels": channels, "invert": invert, **versions}
 
     def decode(
         self, rows: Sequence[int], bad: dict[int, str], watch: Progress
@@ -243,12 +133,10 @@ class _Decoder:
     def _try(self, row: int) -> Tensor | str:
         try:
             image = self.split.read(row)
-        except ImageError as error:
-            return str(error)
-        try:
             pixels = self.crops(image if self.channels == 3 else image.convert("L").convert("RGB"))[0, : self.channels]
         except ImageError as error:
-            return f"{self.split.names[row]}: {error}"
+            name = self.split.names[row]
+            return str(error) if name in str(error) else f"{name}: {error}"
         return 255 - pixels if self.invert else pixels
 
 
@@ -291,3 +179,144 @@ def _fill(store: FeatureStore, decoder: _Decoder, watch: Progress) -> dict[int, 
     if not bad:
         file.unlink(missing_ok=True)
     return bad
+
+
+# ---- feature stores --------------------------------------------------------------------------------------------------
+
+STORE, MAPS = "store.json", "maps.bin"
+DTYPES = {"float16": torch.float16, "float32": torch.float32, "uint8": torch.uint8}
+
+
+def store_key(facts: Mapping[str, Any]) -> str:
+    """Return a short key of everything that features depend on; it changes if anything differs."""
+    return hash_text([json.dumps(facts, sort_keys=True)])
+
+
+class FeatureStore:
+    """Items of one shape and dtype in a memory-mapped file, computed once, piece by piece.
+
+    The folder has ``maps.bin``, the values of all items one after the other, and ``store.json``: what the values depend
+    on, their shape, and how many items are complete. The count is written after the values have reached the disk, so a
+    killed process loses only the items since the last ``flush()``, and the next one continues from there.
+
+    Args:
+        folder: created if it does not exist.
+        facts: what the features depend on; must be serialisable as JSON.
+        count: the total number of items.
+        shape: the shape of one item.
+        dtype: ``"float16"``, ``"float32"``, or ``"uint8"`` for pixels, which are never converted.
+
+    Example:
+        >>> import tempfile, torch
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     store = FeatureStore(folder, {"net": "a"}, count=3, shape=(2, 2), dtype="float32")
+        ...     store.append(torch.ones(2, 2, 2))
+        ...     store.flush()
+        ...     again = FeatureStore(folder, {"net": "a"}, count=3, shape=(2, 2), dtype="float32")
+        ...     again.done
+        2
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        facts: Mapping[str, Any],
+        *,
+        count: int,
+        shape: Iterable[int],
+        dtype: str = "float16",
+    ) -> None:
+        self.folder, self.facts = Path(folder), json.loads(json.dumps(dict(facts)))
+        self.count, self.shape, self.dtype = count, tuple(shape), dtype
+        make_folder(self.folder)
+        self.done = self._count_stored()
+        self._maps: Tensor | None = None
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all items are stored."""
+        return self.done == self.count
+
+    @property
+    def bytes(self) -> int:
+        """The size of the file with the values."""
+        return self._numel * DTYPES[self.dtype].itemsize
+
+    @property
+    def _numel(self) -> int:
+        return self.count * torch.Size(self.shape).numel()
+
+    @property
+    def maps(self) -> Tensor:  # shape: (count, *shape)
+        """All items, loaded from the disk on access; those from ``done`` on are zero."""
+        if self._maps is None:
+            file = self.folder / MAPS
+            if not file.exists() or file.stat().st_size != self.bytes:
+                self._allocate(file)
+            self._maps = self.open_maps(shared=True)
+        return self._maps
+
+    def open_maps(self, shared: bool) -> Tensor:  # shape: (count, *shape)
+        """Map the file into memory; without ``shared``, writing changes a private copy."""
+        flat = torch.from_file(str(self.folder / MAPS), shared=shared, size=self._numel, dtype=DTYPES[self.dtype])
+        return flat.view(self.count, *self.shape)
+
+    def append(self, items: Tensor) -> None:  # shape: (n, *shape)
+        """Add items after those that are stored."""
+        if tuple(items.shape[1:]) != self.shape or self.done + len(items) > self.count:
+            raise ShapeError(
+                f"A store that has {self.done} of {self.count} items of shape {self.shape} cannot add items of shape "
+                f"{tuple(items.shape)}."
+            )
+        if self.dtype == "uint8" and items.dtype != torch.uint8:
+            raise DTypeError(f"A store of uint8 needs items of uint8 (got {items.dtype}).")
+        rounded = items.to(DTYPES[self.dtype])
+        if not torch.isfinite(rounded).all():
+            what = "are not finite" if not torch.isfinite(items).all() else f"exceed the range of {self.dtype}"
+            raise NotFiniteError(f"Some features {what}. Store them as float32 (--stored float32).")
+        self.maps[self.done : self.done + len(items)] = rounded
+        self.done += len(items)
+
+    def flush(self) -> None:
+        """Write added items to the disk, then record their number."""
+        try:
+            with (self.folder / MAPS).open("rb") as file:
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise cannot_write(self.folder / MAPS, error) from error
+        write_json(self.folder / STORE, {**self._head(), "done": self.done})
+
+    def _head(self) -> dict[str, Any]:
+        return {"facts": self.facts, "count": self.count, "shape": list(self.shape), "dtype": self.dtype}
+
+    def _count_stored(self) -> int:
+        """Return the number of items in the folder; refuse a store of other features."""
+        file, maps = self.folder / STORE, self.folder / MAPS
+        if not file.exists():
+            return 0
+        found = read_json(file)
+        if not isinstance(found, dict) or {name: found.get(name) for name in self._head()} != self._head():
+            raise RecordError(f"{self.folder} contains other features. Delete it to compute them again.")
+        done = found.get("done")
+        if not isinstance(done, int) or not 0 <= done <= self.count:
+            raise RecordError(f"{file} is damaged: done is {done!r} of {self.count}. Delete the folder to start again.")
+        if not maps.exists() or maps.stat().st_size != self.bytes:
+            return 0  # the values are lost: they are computed again
+        return done
+
+    def _allocate(self, file: Path) -> None:
+        """Create the file with its full size, so that a full disk is noticed now and not after an hour."""
+        # A stale count would be taken for that of the new file if this process is killed.
+        (self.folder / STORE).unlink(missing_ok=True)
+        try:
+            with file.open("wb") as handle:
+                if hasattr(os, "posix_fallocate"):  # not available on every system
+                    os.posix_fallocate(handle.fileno(), 0, max(self.bytes, 1))
+                handle.truncate(self.bytes)
+        except OSError as error:
+            file.unlink(missing_ok=True)
+            raise (DiskError if error.errno in DISK else RecordError)(
+                f"Cannot create {file} of {self.bytes / 1e9:.1f} GB: {error.strerror}. Choose another folder with "
+                "POWERPOOL_CACHE, or fewer or smaller images or crops."
+            ) from error
+        self.done = 0

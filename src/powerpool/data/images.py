@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -18,7 +19,7 @@ from powerpool.data.layouts import arrange, is_image, no_images
 from powerpool.data.sources import ImageSource, Listing, Place, load_hub, locate
 from powerpool.data.splits import SPLIT_NAMES, Labelled, Splits, split_images
 from powerpool.data.store import ImageError, Limits, MissingDataError, default_threads, hash_text
-from powerpool.errors import ArgumentError, ShapeError, require_choice
+from powerpool.errors import ArgumentError, DTypeError, ShapeError, require_choice
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -104,6 +105,107 @@ class ImageSet:
         if split not in self.splits:
             raise MissingDataError(f"{self.name} has no split {split!r}; it has {', '.join(self.splits)}.")
         return self.splits[split]
+
+
+@dataclass(frozen=True, eq=False, repr=False)  # tensors have no single truth value
+class ImageBank:
+    """All images of a split, decoded to one size.
+
+    Example:
+        >>> import torch
+        >>> from powerpool.data import load_fewshot
+        >>> bank = load_fewshot("digits", size=16, channels=1)["test"]
+        >>> bank
+        ImageBank(360 images of 2 classes, 1 x 16 x 16)
+        >>> bank.batch(torch.tensor([[0, 1, 2], [3, 4, 5]])).shape
+        torch.Size([2, 3, 1, 16, 16])
+    """
+
+    images: Tensor  # shape: (n, channels, size, size), uint8; memory-mapped if they come from the cache
+    targets: Tensor  # shape: (n,), class numbers in the whole data set
+    classes: tuple[str, ...]
+    """The names of all classes of the data set, including those of other splits."""
+    names: tuple[str, ...]
+    """The name of each image."""
+    mean: Tensor | None = None  # shape: (channels, size, size), or (G, channels, size, size) with groups; float32
+    """The mean image to subtract, or one for each group, with values in [0, 1]."""
+    groups: Tensor | None = None  # shape: (n,), from 0 to G - 1
+    """The group of each image, if there are several means."""
+
+    def __post_init__(self) -> None:
+        if self.images.dtype != torch.uint8:
+            raise DTypeError(f"images must be torch.uint8 (got {self.images.dtype}).")
+        if self.images.ndim != 4 or self.images.shape[2] != self.images.shape[3]:
+            raise ShapeError(f"images must have shape (n, channels, size, size) (got {tuple(self.images.shape)}).")
+        if not len(self.images) == len(self.targets) == len(self.names):
+            raise ShapeError(
+                f"images, targets and names must have the same length (got {len(self.images)}, {len(self.targets)} and "
+                f"{len(self.names)})."
+            )
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __repr__(self) -> str:
+        shape = " x ".join(map(str, self.images.shape[1:]))
+        return f"ImageBank({len(self)} images of {len(self.targets.unique())} classes, {shape})"
+
+    @property
+    def pictures(self) -> Tensor:
+        """The old name of ``images``."""
+        warnings.warn("ImageBank.pictures is now ImageBank.images.", DeprecationWarning, stacklevel=2)
+        return self.images
+
+    @property
+    def channels(self) -> int:
+        """1 for luminance, 3 for RGB."""
+        return self.images.shape[1]
+
+    @property
+    def size(self) -> int:
+        """Width and height in pixels."""
+        return self.images.shape[2]
+
+    def batch(self, rows: Tensor, turns: Tensor | None = None) -> Tensor:  # shape: (*S) -> (*S, channels, size, size)
+        """Return images as float32 in [0, 1], minus the mean if there is one.
+
+        Args:
+            rows: the rows of the images, of any shape.
+            turns: counter-clockwise quarter turns, of a shape that broadcasts to that of ``rows``, for instance
+                ``batch(episode.query, episode.turns[:, None])``.
+        """
+        flat = rows.reshape(-1)
+        if len(flat) and not 0 <= int(flat.min()) <= int(flat.max()) < len(self):
+            raise ImageIndexError(f"The bank has images 0 to {len(self) - 1} (got {flat.min()} to {flat.max()}).")
+        images = self.images.index_select(0, flat).float().div_(255)
+        if self.mean is not None:
+            images -= self.mean if self.groups is None else self.mean[self.groups[flat]]
+        if turns is not None:
+            quarters = turns.expand(rows.shape).reshape(-1) % 4
+            for quarter in (1, 2, 3):
+                chosen = (quarters == quarter).nonzero().flatten()
+                images[chosen] = images[chosen].rot90(quarter, (-2, -1))
+        return images.view(*rows.shape, *images.shape[1:])
+
+    def centred(self, groups: Tensor | None = None) -> ImageBank:
+        """Return a bank that subtracts the mean image.
+
+        Args:
+            groups: a number for each image, (n,), to subtract the mean of each group instead.
+        """
+        if groups is None:
+            return replace(self, mean=mean_image(self.images), groups=None)
+        numbers, places = groups.unique(return_inverse=True)
+        means = [mean_image(self.images[places == place]) for place in range(len(numbers))]
+        return replace(self, mean=torch.stack(means), groups=places)
+
+
+def mean_image(images: Tensor) -> Tensor:  # shape: (n, channels, size, size) uint8 -> (channels, size, size)
+    """Return the mean image in [0, 1]; integer sums make it independent of the order."""
+    total = torch.zeros(images.shape[1:], dtype=torch.int64)
+    for part in images.split(512):
+        total += part.sum(0, dtype=torch.int64)
+    return (total.double() / (255 * len(images))).float()
 
 
 def load_images(

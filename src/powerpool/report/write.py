@@ -19,8 +19,7 @@ from powerpool.report.provenance import compare_settings, describe_reproduction,
 from powerpool.report.results import check_record, frequent_mistakes
 from powerpool.report.tables import make_pretraining_table, make_table
 from powerpool.runs.folder import RECORD
-from powerpool.runs.quick import NOTE, mark_quick
-from powerpool.runs.record import RunRecord
+from powerpool.runs.record import QUICK_NOTE, RunRecord, mark_quick
 from powerpool.runs.typed import Json
 
 PAGES = ("README.md", "report.html")
@@ -102,7 +101,7 @@ def print_summary(made: Reproduced, folder: Path) -> None:
     for path in made.written[:2]:
         print_line(f"written: {path}")
     if made.quick:
-        print_line(NOTE)
+        print_line(QUICK_NOTE)
 
 
 def record_path(record: RunRecord) -> Path:
@@ -221,7 +220,7 @@ def write_report(records: Sequence[RunRecord], folder: str | Path) -> list[Path]
         "sections": sections,
         "count": len(ordered),
         "quick": sum(record.environment.quick for record in ordered),
-        "note": NOTE,
+        "note": QUICK_NOTE,
         "tasks": {group.task for group in groups},
         "settings": compare_settings(ordered),
         "machines": list_machines(ordered),

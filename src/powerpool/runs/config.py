@@ -86,6 +86,16 @@ def recipe_names() -> list[str]:
     return sorted(f"{folder}/{file.removesuffix('.yaml')}" for folder, file in files if file.endswith(".yaml"))
 
 
+def is_quick_recipe(name: str | None) -> bool:
+    """Whether a recipe that ships with powerpool is one of quick runs, by its name.
+
+    Example:
+        >>> is_quick_recipe("demo/graph-quick"), is_quick_recipe("demo/graph"), is_quick_recipe("my-quick.yaml")
+        (True, False, False)
+    """
+    return name is not None and name.endswith("quick") and name in recipe_names()
+
+
 def read_settings(recipe: str | Path, config_type: type) -> dict[str, Setting]:
     """Return the values that a recipe gives, by dotted name. :func:`make_config` checks names and types."""
     import yaml

@@ -10,13 +10,17 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import logging
+import math
 import os
 import pickle
 import platform
 import secrets
 import signal
 import subprocess
+import sys
 import tempfile
+import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import BrokenExecutor, Executor, Future
 from dataclasses import dataclass
@@ -27,7 +31,6 @@ from typing import Any, Literal, TypeVar
 from powerpool.errors import ArgumentError, PowerPoolError, require_choice
 from powerpool.files import atomic, write_text
 from powerpool.runs.environment import environment
-from powerpool.runs.processes import module_path, python_command, usable_cores
 
 EngineName = Literal["loky", "dask", "ray"]
 PACKAGES = {"loky": "joblib", "dask": "distributed", "ray": "ray"}
@@ -42,12 +45,13 @@ WORKER_VARIABLES = {
     "PYTHONHASHSEED": "0",  # otherwise the order of a set of strings differs between workers
 }
 """Set before the interpreter of a worker starts: batched LU fails in torch 2.13 after torch.set_num_threads."""
-TOKEN = ".engine"
-"""A file in the folder of the units, by which a worker shows that it sees the folder."""
+TOKEN = ".engine-"
+"""Prefix of a file in the folder of the units, by which a worker shows that it sees the folder."""
 INHERITED = ("POWERPOOL_", "XDG_CACHE_HOME", "OMP_", "MKL_", "KMP_", "ATEN_", "TORCH_")
 """Prefixes of variables that units take from the command, not from their worker."""
 PATIENCE = 30
 """Seconds that a cluster has for its first answer."""
+CGROUPS = Path("/sys/fs/cgroup")
 Answer = TypeVar("Answer")
 
 
@@ -59,34 +63,6 @@ class EngineError(PowerPoolError, RuntimeError):
 
 class DeathError(BrokenExecutor):
     """The process of a unit died."""
-
-
-@dataclass(frozen=True)
-class Engine:
-    """Which engine, and the address of its cluster.
-
-    Example:
-        >>> Engine()
-        Engine(name='loky', cluster=None)
-        >>> Engine(cluster="tcp://10.0.0.1:8786")
-        Traceback (most recent call last):
-        ...
-        powerpool.errors.ArgumentError: cluster needs engine dask or ray (got loky, which runs on this machine).
-    """
-
-    name: EngineName = "loky"
-    cluster: str | None = None
-    """Address of a scheduler; None for a cluster on this machine that ends with the command."""
-
-    def __post_init__(self) -> None:
-        require_choice(self.name, tuple(PACKAGES), "engine")
-        if self.name == "loky" and self.cluster is not None:
-            raise ArgumentError("cluster needs engine dask or ray (got loky, which runs on this machine).")
-        if importlib.util.find_spec(PACKAGES[self.name]) is None:
-            raise ArgumentError(
-                f"engine {self.name} needs the package {PACKAGES[self.name]}, which is not installed: "
-                f"pip install 'powerpool[{EXTRAS[self.name]}]'."
-            )
 
 
 @dataclass(frozen=True, kw_only=True)  # after the options of the command itself
@@ -103,12 +79,14 @@ class EngineOptions:
     cluster: str | None = None
 
     def __post_init__(self) -> None:
-        Engine(self.engine, self.cluster)
-
-    @property
-    def runs_on(self) -> Engine:
-        """The engine."""
-        return Engine(self.engine, self.cluster)
+        require_choice(self.engine, tuple(PACKAGES), "engine")
+        if self.engine == "loky" and self.cluster is not None:
+            raise ArgumentError("cluster needs engine dask or ray (got loky, which runs on this machine).")
+        if importlib.util.find_spec(PACKAGES[self.engine]) is None:
+            raise ArgumentError(
+                f"engine {self.engine} needs the package {PACKAGES[self.engine]}, which is not installed: "
+                f"pip install 'powerpool[{EXTRAS[self.engine]}]'."
+            )
 
 
 @dataclass(frozen=True)
@@ -130,27 +108,27 @@ class Conditions:
     """The working folder."""
     token: str
     """Path of a file that the command has written."""
-    content: str
     versions: dict[str, str]
     """Required versions; empty on a cluster of this machine, which runs this installation."""
 
 
 @contextlib.contextmanager
-def open_cluster(engine: Engine, jobs: int | None, folder: Path) -> Iterator[Slots]:
+def open_cluster(options: EngineOptions, jobs: int | None, folder: Path) -> Iterator[Slots]:
     """Start or connect to a dask or ray cluster.
 
     Args:
-        engine: dask or ray.
+        options: dask or ray.
         jobs: units at a time; default: the workers of an existing cluster, or the cores of this machine.
         folder: where results go; workers that do not see it are refused.
     """
     own = {name: value for name, value in os.environ.items() if name.startswith(INHERITED)}
-    token, content = folder.absolute() / TOKEN, secrets.token_hex(16)
-    write_text(token, content)
-    versions = {} if engine.cluster is None else installed_versions()
-    conditions = Conditions({**own, **WORKER_VARIABLES}, os.getcwd(), str(token), content, versions)
+    token = folder.absolute() / f"{TOKEN}{secrets.token_hex(8)}"
+    write_text(token, "")
+    versions = {} if options.cluster is None else installed_versions()
+    conditions = Conditions({**own, **WORKER_VARIABLES}, os.getcwd(), str(token), versions)
+    start = _open_dask if options.engine == "dask" else _open_ray
     try:
-        with (_open_dask if engine.name == "dask" else _open_ray)(engine.cluster, jobs, conditions) as slots:
+        with start(options.cluster, jobs, conditions) as slots:
             yield slots
     finally:
         token.unlink(missing_ok=True)
@@ -163,12 +141,73 @@ def installed_versions() -> dict[str, str]:
     return {**{name: str(getattr(found, name)) for name in names}, "pillow": found.packages.get("pillow", "none")}
 
 
-# ---- dask ------------------------------------------------------------------------------------------------------------
+# ---- clusters --------------------------------------------------------------------------------------------------------
+
+
+class Slot(Executor):
+    """One unit at a time on a cluster, whose workers belong to the cluster.
+
+    Args:
+        send: sends :func:`run_in_process` to the cluster; returns a handle, and a future with the answer.
+        cancel: cancels a call by its handle.
+        translate: turns an error of the cluster into one of ours.
+    """
+
+    def __init__(
+        self,
+        send: Callable[[bytes], tuple[Any, Any]],
+        cancel: Callable[[Any], None],
+        translate: Callable[[BaseException], BaseException],
+    ) -> None:
+        self.send, self.cancel, self.translate = send, cancel, translate
+        self.sent: Any = None
+
+    def submit(self, call: Callable[..., Answer], /, *args: Any, **kwargs: Any) -> Future[Answer]:
+        """Send a call."""
+        ours: Future[Answer] = Future()
+        # Referred to, because dask would drop the task otherwise.
+        self.sent, theirs = self.send(pickle.dumps(partial(call, *args, **kwargs)))
+        theirs.add_done_callback(partial(self._receive, ours))
+        return ours
+
+    def _receive(self, ours: Future[Any], theirs: Any) -> None:
+        # Released before the answer is passed on: dask would repeat a task whose answer was lost with a worker.
+        self.sent = None
+        try:
+            answer = theirs.result()
+        except BaseException as error:  # every error must reach the waiting future
+            found = self.translate(error)
+            if not isinstance(found, (DeathError, PowerPoolError)):
+                found = EngineError(
+                    f"A worker of the cluster cannot run units: {type(found).__name__}: {found}. Install the packages "
+                    "of this machine there."
+                )
+            ours.set_exception(found)
+        else:
+            ours.set_result(answer)
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False, kill_workers: bool = False) -> None:
+        """Cancel the call."""
+        del wait, cancel_futures, kill_workers
+        if (sent := self.sent) is not None:
+            self.cancel(sent)
 
 
 @contextlib.contextmanager
 def _open_dask(address: str | None, jobs: int | None, conditions: Conditions) -> Iterator[Slots]:
-    from distributed import Client, LocalCluster
+    from distributed import CancelledError, Client, KilledWorker, LocalCluster
+    from distributed.comm.core import CommClosedError
+
+    def send(payload: bytes) -> tuple[Any, Any]:
+        sent = client.submit(run_in_process, payload, conditions, pure=False, retries=0)
+        return sent, sent
+
+    def translate(error: BaseException) -> BaseException:
+        if isinstance(error, KilledWorker):
+            return DeathError("The worker died.")
+        if isinstance(error, (CancelledError, CommClosedError, TimeoutError)):
+            return EngineError(f"The dask scheduler does not answer any more: {error}.")
+        return error
 
     with contextlib.ExitStack() as stack:
         if address is None:
@@ -184,61 +223,19 @@ def _open_dask(address: str | None, jobs: int | None, conditions: Conditions) ->
             address = stack.enter_context(cluster).scheduler_address
         try:
             client = stack.enter_context(Client(address, timeout=PATIENCE, set_as_default=False))
+            client.wait_for_workers(1, timeout=PATIENCE)
         except (OSError, TimeoutError, ValueError) as error:
             raise EngineError(
-                f"No dask scheduler answers at {address}: {error}. Start one with 'dask scheduler', and pass the "
-                "address that it prints."
+                f"No dask scheduler answers at {address}, or it has no workers: {error}. Start one with 'dask "
+                f"scheduler', and on each machine 'dask worker {address} --nworkers auto --nthreads 1'."
             ) from error
-        try:
-            client.wait_for_workers(1, timeout=PATIENCE)
-        except TimeoutError as error:
-            raise EngineError(
-                f"The dask cluster at {address} has no workers. Start some on each machine: dask worker {address} "
-                "--nworkers auto --nthreads 1"
-            ) from error
-        yield Slots(jobs or sum(client.nthreads().values()), partial(_DaskSlot, client, conditions))
+        make = partial(Slot, send, _cancel_dask, translate)
+        yield Slots(jobs or sum(client.nthreads().values()), make)
 
 
-class _DaskSlot(Executor):
-    """One unit at a time on a dask cluster."""
-
-    def __init__(self, client: Any, conditions: Conditions) -> None:
-        self.client, self.conditions = client, conditions
-        self.sent: Any = None
-
-    def submit(self, call: Callable[..., Answer], /, *args: Any, **kwargs: Any) -> Future[Answer]:
-        ours: Future[Answer] = Future()
-        payload = pickle.dumps(partial(call, *args, **kwargs))
-        # Referred to, or dask would drop the task.
-        self.sent = self.client.submit(run_in_process, payload, self.conditions, pure=False, retries=0)
-        self.sent.add_done_callback(partial(self._receive, ours))
-        return ours
-
-    def _receive(self, ours: Future[Answer], theirs: Any) -> None:
-        # Released before the answer is passed on: dask would repeat a task whose answer was lost with a worker.
-        self.sent = None
-        _pass_on(ours, _translate_dask, theirs)
-
-    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False, kill_workers: bool = False) -> None:
-        """Cancel the call; the worker belongs to the cluster."""
-        del wait, cancel_futures, kill_workers
-        sent = self.sent
-        if sent is not None and not sent.done():
-            sent.cancel(force=True)
-
-
-def _translate_dask(error: BaseException) -> BaseException:
-    from distributed import CancelledError, KilledWorker
-    from distributed.comm.core import CommClosedError
-
-    if isinstance(error, KilledWorker):
-        return DeathError("The worker died.")
-    if isinstance(error, (CancelledError, CommClosedError, TimeoutError)):
-        return EngineError(f"The dask scheduler does not answer any more: {error}.")
-    return error
-
-
-# ---- ray -------------------------------------------------------------------------------------------------------------
+def _cancel_dask(sent: Any) -> None:
+    if not sent.done():
+        sent.cancel(force=True)
 
 
 @contextlib.contextmanager
@@ -247,6 +244,23 @@ def _open_ray(address: str | None, jobs: int | None, conditions: Conditions) -> 
     # Ray 2 clears CUDA_VISIBLE_DEVICES of a task without a GPU, and warns that a later version will not.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     import ray
+    from ray import exceptions
+
+    def send(payload: bytes) -> tuple[Any, Any]:
+        sent = remote.remote(payload, conditions)
+        return sent, sent.future()
+
+    def cancel(sent: Any) -> None:
+        if ray.is_initialized():
+            ray.cancel(sent, force=True)
+
+    def translate(error: BaseException) -> BaseException:
+        deaths = (exceptions.WorkerCrashedError, exceptions.NodeDiedError, exceptions.OutOfMemoryError)
+        if isinstance(error, deaths):
+            return DeathError("The worker died.")
+        if isinstance(error, exceptions.RayTaskError):
+            return error.cause if isinstance(error.cause, BaseException) else error
+        return error
 
     options = {"include_dashboard": False} if address is None else {}
     cores = (usable_cores() if jobs is None else jobs) if address is None else None
@@ -262,65 +276,12 @@ def _open_ray(address: str | None, jobs: int | None, conditions: Conditions) -> 
         if jobs < 1:
             raise EngineError(f"The ray cluster at {address} has no cores. Start 'ray start --address={address}'.")
         remote = ray.remote(num_cpus=1, max_retries=0)(run_in_process)
-        yield Slots(jobs, partial(_RaySlot, remote, conditions))
+        yield Slots(jobs, partial(Slot, send, cancel, translate))
     finally:
         ray.shutdown()
 
 
-class _RaySlot(Executor):
-    """One unit at a time on a ray cluster."""
-
-    def __init__(self, remote: Any, conditions: Conditions) -> None:
-        self.remote, self.conditions = remote, conditions
-        self.sent: Any = None
-
-    def submit(self, call: Callable[..., Answer], /, *args: Any, **kwargs: Any) -> Future[Answer]:
-        ours: Future[Answer] = Future()
-        self.sent = self.remote.remote(pickle.dumps(partial(call, *args, **kwargs)), self.conditions)
-        self.sent.future().add_done_callback(partial(_pass_on, ours, _translate_ray))
-        return ours
-
-    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False, kill_workers: bool = False) -> None:
-        """End the process that runs the call."""
-        import ray
-
-        del wait, cancel_futures, kill_workers
-        if self.sent is not None and ray.is_initialized():
-            ray.cancel(self.sent, force=True)
-
-
-def _translate_ray(error: BaseException) -> BaseException:
-    from ray import exceptions
-
-    deaths = (exceptions.WorkerCrashedError, exceptions.NodeDiedError, exceptions.OutOfMemoryError)
-    if isinstance(error, deaths):
-        return DeathError("The worker died.")
-    if isinstance(error, exceptions.RayTaskError):
-        return error.cause if isinstance(error.cause, BaseException) else error
-    return error
-
-
-# ---- both clusters ---------------------------------------------------------------------------------------------------
-
-
-def _pass_on(ours: Future[Any], translate: Callable[[BaseException], BaseException], theirs: Any) -> None:
-    """Pass the answer or the error of a cluster's future on to ours."""
-    try:
-        answer = theirs.result()
-    except BaseException as error:  # every error must reach the waiting future
-        found = translate(error)
-        if not isinstance(found, (DeathError, PowerPoolError)):
-            found = EngineError(_describe_unfit(found))
-        ours.set_exception(found)
-    else:
-        ours.set_result(answer)
-
-
-def _describe_unfit(error: BaseException) -> str:
-    return (
-        f"A worker of the cluster cannot run units: {type(error).__name__}: {error}. Install the packages of this "
-        "machine there."
-    )
+# ---- in the worker of a cluster --------------------------------------------------------------------------------------
 
 
 def run_in_process(payload: bytes, conditions: Conditions) -> Any:
@@ -330,11 +291,10 @@ def run_in_process(payload: bytes, conditions: Conditions) -> Any:
         DeathError: the process died.
         EngineError: this machine does not meet the conditions.
     """
-    if not Path(conditions.folder).is_dir():
-        raise _not_shared(conditions.folder)
+    require_conditions(conditions)
     with tempfile.TemporaryDirectory(prefix="powerpool-unit-") as name:
         given, answered = Path(name, "call"), Path(name, "answer")
-        given.write_bytes(pickle.dumps((payload, conditions)))
+        given.write_bytes(payload)
         code = "from powerpool.runs.engines import answer_call; answer_call(*sys.argv[1:])"
         kept = {name: value for name, value in os.environ.items() if not name.startswith(INHERITED)}
         ended = subprocess.run(
@@ -349,20 +309,16 @@ def run_in_process(payload: bytes, conditions: Conditions) -> Any:
             raise DeathError(f"{{{signal.Signals(-ended).name if ended < 0 else 'EXIT'}({ended})}}")
         answer, error = pickle.loads(answered.read_bytes())
     if error is not None:
-        raise EngineError(error)
+        raise RuntimeError(error)
     return answer
 
 
 def answer_call(given: str, answered: str) -> None:
-    """Check the conditions, call, and leave the answer in a file: what the fresh process does."""
-    payload, conditions = pickle.loads(Path(given).read_bytes())
+    """Call, and leave the answer in a file: what the fresh process does."""
     try:
-        require_conditions(conditions)
-        answer: tuple[Any, str | None] = pickle.loads(payload)(), None
-    except EngineError as error:
-        answer = None, str(error)
+        answer: tuple[Any, str | None] = pickle.loads(Path(given).read_bytes())(), None
     except Exception as error:  # of an import that unpickling needs; without an answer it would look like a death
-        answer = None, _describe_unfit(error)
+        answer = None, f"{type(error).__name__}: {error}"
     with atomic(Path(answered)) as file:
         file.write_bytes(pickle.dumps(answer))
 
@@ -376,14 +332,57 @@ def require_conditions(conditions: Conditions) -> None:
                 f"{name} is {here[name]} on {platform.node()}, and {value} where the command runs. Install the same "
                 "versions on all machines."
             )
-    with contextlib.suppress(OSError):
-        if Path(conditions.token).read_text(encoding="ascii") == conditions.content:
-            return
-    raise _not_shared(str(Path(conditions.token).parent))
+    for folder, seen in ((Path(conditions.token).parent, conditions.token), (conditions.folder, conditions.folder)):
+        if not Path(seen).exists():
+            raise EngineError(
+                f"{platform.node()} does not see {folder} of the machine where the command runs. Run in a folder that "
+                "all machines share under the same path."
+            )
 
 
-def _not_shared(folder: str) -> EngineError:
-    return EngineError(
-        f"{platform.node()} does not see {folder} of the machine where the command runs. Run in a folder that all "
-        "machines share under the same path."
-    )
+# ---- processes of this machine ---------------------------------------------------------------------------------------
+
+
+def usable_cores() -> int:
+    """Return how many cores this process may use, by its affinity and the limit of its container."""
+    allowed = getattr(os, "sched_getaffinity", None)
+    cores = len(allowed(0)) if allowed else os.cpu_count() or 1
+    for names in (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):  # cgroups of version 2 and 1
+        with contextlib.suppress(OSError, ValueError):  # no limit is "max" in version 2, and -1 in version 1
+            quota, period = " ".join((CGROUPS / name).read_text(encoding="ascii") for name in names).split()
+            return max(1, min(cores, math.ceil(int(quota) / int(period)))) if int(quota) > 0 else cores
+    return cores
+
+
+def python_command(code: str, *arguments: str) -> list[str]:
+    """Return the command of a child that runs ``code``, and ends when this process ends, even by SIGKILL.
+
+    The working folder is not on its module path: a file ``random.py`` there would shadow Python's own.
+    """
+    path = "import sys; sys.path[:] = filter(None, sys.path)"
+    bond = f"from powerpool.runs.engines import end_with_parent; end_with_parent({os.getpid()})"
+    return [sys.executable, "-c", f"{path}; {bond}; {code}", *arguments]
+
+
+def module_path() -> dict[str, str]:
+    """Return the variable with which a child finds the modules that this process finds."""
+    return {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+
+
+def end_with_parent(parent: int) -> None:
+    """End this process when its parent ends, even by SIGKILL, so that no orphan keeps computing."""
+    if sys.platform == "linux":
+        import ctypes
+
+        # PR_SET_PDEATHSIG. A watching thread would have to wait for code that holds the GIL.
+        ctypes.CDLL(None).prctl(1, int(signal.SIGKILL), 0, 0, 0)
+    else:
+        threading.Thread(target=_watch, args=(parent,), daemon=True).start()
+    if os.getppid() != parent:  # it ended before it could be watched
+        os._exit(1)
+
+
+def _watch(parent: int, interval: float = 0.5) -> None:
+    while os.getppid() == parent:
+        time.sleep(interval)
+    os._exit(1)

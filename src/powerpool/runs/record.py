@@ -11,9 +11,8 @@ import json
 import math
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
@@ -26,6 +25,7 @@ from powerpool.runs.typed import Json, from_json, to_json
 SCHEMA = 2
 OLD_SCHEMA = 1
 HEADS = ("task", "data", "method", "protocol", "metric")
+QUICK_NOTE = "These numbers mean nothing: a quick run only shows that everything works."
 DERIVED = ("count", "mean", "std", "interval")
 
 
@@ -184,8 +184,6 @@ class RunRecord:
     environment: Environment = field(default_factory=Environment)
 
     def __post_init__(self) -> None:
-        if self.task not in KINDS:
-            raise RecordError(f"task must be one of {', '.join(KINDS)} (got {shown(self.task)}).")
         for name in HEADS:
             if not getattr(self, name):
                 raise RecordError(f"{name} must not be empty.")
@@ -276,6 +274,11 @@ class RunRecord:
         return record
 
 
+def mark_quick(record: RunRecord) -> RunRecord:
+    """Return the record with the mark of a quick run."""
+    return replace(record, environment=replace(record.environment, quick=True))
+
+
 def pack_bits(flags: Tensor) -> str:
     """Pack booleans into hexadecimal digits, the first flag in the highest bit of the first digit.
 
@@ -296,36 +299,11 @@ def unpack_bits(digits: str, count: int) -> list[bool]:
 
 
 def _build(cls: type[RunRecord], data: dict[str, Json]) -> RunRecord:
-    names = [entry.name for entry in fields(cls)]
-    for name in data.keys() - {"schema", *names, *DERIVED}:
-        raise RecordError(f"{shown(name)} is not a known field.")
-    task = from_json(_Head, {"task": data.get("task")}).task
-    if task not in KINDS:
+    task = data.get("task")
+    if not isinstance(task, str) or task not in KINDS:
         raise RecordError(f"task must be one of {', '.join(KINDS)} (got {shown(task)}).")
-    plain = {name: data[name] for name in names if name in data and name not in ("results", "environment")}
-    results = data.get("results")
-    if not isinstance(results, list):
-        raise RecordError(f"results must be a list (got {shown(results)}).")
-    head = from_json(_Head, plain)
-    return cls(
-        results=tuple(from_json(KINDS[task], one, f"results[{place}]") for place, one in enumerate(results)),
-        environment=from_json(Environment, data.get("environment", {}), "environment"),
-        **{name: getattr(head, name) for name in (*HEADS, "config", "seed", "seconds")},
-    )
-
-
-@dataclass(frozen=True)
-class _Head:
-    """The fields of a record beside its results and environment."""
-
-    task: str
-    data: str = ""
-    method: str = ""
-    protocol: str = ""
-    metric: str = ""
-    config: dict[str, Any] = field(default_factory=dict)
-    seed: int = 0
-    seconds: float = 0.0
+    own = {name: value for name, value in data.items() if name not in ("schema", *DERIVED)}
+    return from_json(cls, own, results=tuple[KINDS[task], ...])  # type: ignore[valid-type]
 
 
 def _convert_old(data: dict[str, Json]) -> dict[str, Json]:

@@ -15,7 +15,7 @@ import signal
 import textwrap
 import traceback
 import warnings
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, wait
 from dataclasses import dataclass
@@ -26,10 +26,16 @@ from pathlib import Path
 import torch
 
 from powerpool.console import Bars, current_settings, output_settings, print_note
-from powerpool.errors import ArgumentError, PowerPoolError, RecordError
+from powerpool.errors import PowerPoolError, RecordError
 from powerpool.files import make_folder, read_json, write_json, write_text
-from powerpool.runs.engines import WORKER_VARIABLES, Engine, Slots, open_cluster
-from powerpool.runs.processes import end_with_parent, usable_cores
+from powerpool.runs.engines import (
+    WORKER_VARIABLES,
+    EngineOptions,
+    Slots,
+    end_with_parent,
+    open_cluster,
+    usable_cores,
+)
 from powerpool.runs.typed import Json
 
 ATTEMPTS = 3
@@ -65,7 +71,11 @@ class WorkUnit:
 
 
 def run_units(
-    units: Sequence[WorkUnit], jobs: int | None = None, *, description: str = "units", engine: Engine | None = None
+    units: Sequence[WorkUnit],
+    jobs: int | None = None,
+    *,
+    description: str = "units",
+    engine: EngineOptions | None = None,
 ) -> list[dict[str, Json]]:
     """Run the units whose file is not there yet, and return the results of all, in order, read from the files.
 
@@ -80,19 +90,16 @@ def run_units(
         description: what the units are, in the plural.
         engine: where they run; default: processes on this machine.
     """
-    if jobs is not None and jobs < 1:
-        raise ArgumentError(f"jobs must be at least 1 (got {jobs}).")
-    for path, count in Counter(unit.path for unit in units).items():
-        if count > 1:
-            raise ArgumentError(f"{count} units write to {path}. Give each unit a file of its own.")
-    waiting = deque(_Task(unit, _pickle(unit)) for unit in units if not is_done(unit))
+    waiting = deque(_Task(unit, pickle.dumps(unit.work)) for unit in units if not is_done(unit))
     for parent in {task.unit.path.parent for task in waiting}:
         make_folder(parent)  # before anything is computed that could not be written
     done = len(units) - len(waiting)
     if done and waiting:
         print_note(f"{description}: {done} of {len(units)} are done already.")
     if waiting:
-        with Bars() as bars, _ignore_worker_restarts():
+        with Bars() as bars, warnings.catch_warnings():
+            # Of loky, when it replaces a worker that has grown by 300 MB.
+            warnings.filterwarnings("ignore", message="A worker stopped while some jobs", category=UserWarning)
             bar = bars.add(description, len(units))
             bars.update(bar, done)
             try:
@@ -121,15 +128,6 @@ class _Failure:
     trace: str = ""
 
 
-def _pickle(unit: WorkUnit) -> bytes:
-    try:
-        return pickle.dumps(unit.work)
-    except Exception as error:  # PicklingError, AttributeError or TypeError
-        raise ArgumentError(
-            f"The work of {unit.title} cannot be pickled: {error}. Use a module-level function, or a partial of one."
-        ) from error
-
-
 def is_done(unit: WorkUnit) -> bool:
     """Whether the result is there; a file that is not a result is renamed, not deleted."""
     if not unit.path.exists():
@@ -149,8 +147,10 @@ def is_done(unit: WorkUnit) -> bool:
     return False
 
 
-def _open_slots(engine: Engine | None, jobs: int | None, folder: Path) -> contextlib.AbstractContextManager[Slots]:
-    if engine is None or engine.name == "loky":
+def _open_slots(
+    engine: EngineOptions | None, jobs: int | None, folder: Path
+) -> contextlib.AbstractContextManager[Slots]:
+    if engine is None or engine.engine == "loky":
         return contextlib.nullcontext(Slots(usable_cores() if jobs is None else jobs, _make_executor))
     return open_cluster(engine, jobs, folder)
 
@@ -187,7 +187,11 @@ def _run(waiting: deque[_Task], slots: Slots, advance: Callable[[], None]) -> li
                         waiting.append(task)
                         continue
                     else:
-                        failure = _describe_death(task, error)
+                        failure = _Failure(
+                            f"its process died {task.deaths} times{_signal_name(error)}. Most likely memory ran out: "
+                            "run fewer jobs at a time, or close other programs.",
+                            expected=True,
+                        )
                 if failure is None:
                     advance()
                 else:
@@ -240,14 +244,6 @@ def _block_interrupts() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, old)
 
 
-@contextlib.contextmanager
-def _ignore_worker_restarts() -> Iterator[None]:
-    """Ignore loky's warning when it replaces a worker that has grown by 300 MB."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="A worker stopped while some jobs", category=UserWarning)
-        yield
-
-
 # ---- in the worker ---------------------------------------------------------------------------------------------------
 
 
@@ -260,8 +256,6 @@ def _execute(path: Path, payload: bytes, output: dict[str, bool]) -> _Failure | 
             work = pickle.loads(payload)
             _seed()  # after the imports of unpickling, which may draw random numbers
             result = work()
-        if not isinstance(result, dict):
-            raise RecordError(f"A unit must return a dict (got {type(result).__name__}).")
         write_json(path, result)
     except BaseException as error:  # also SystemExit, which would look like a death
         if isinstance(error, PowerPoolError):
@@ -282,14 +276,6 @@ def _seed() -> None:
 
 
 # ---- errors ----------------------------------------------------------------------------------------------------------
-
-
-def _describe_death(task: _Task, error: BrokenExecutor) -> _Failure:
-    return _Failure(
-        f"its process died {task.deaths} times{_signal_name(error)}. Most likely memory ran out: run fewer jobs at a "
-        "time, or close other programs.",
-        expected=True,
-    )
 
 
 def _signal_name(error: BrokenExecutor) -> str:

@@ -21,7 +21,7 @@ LONGEST_TEXT = 10_000_000
 LARGEST_INT = 2**63
 
 
-def from_json(kind: type[T], value: Json, name: str = "") -> T:
+def from_json(kind: type[T], value: Json, name: str = "", **types: Any) -> T:
     """Build a dataclass from a JSON object.
 
     Args:
@@ -29,6 +29,7 @@ def from_json(kind: type[T], value: Json, name: str = "") -> T:
             keys, other dataclasses, and optional versions of these.
         value: the JSON object.
         name: prefix of field names in errors.
+        types: types of fields that are narrower than those of the dataclass.
 
     Example:
         >>> @dataclasses.dataclass
@@ -41,7 +42,7 @@ def from_json(kind: type[T], value: Json, name: str = "") -> T:
         Traceback (most recent call last):
         powerpool.errors.RecordError: validation.value must be a finite number (got '90').
     """
-    return typing.cast("T", _convert(kind, value, name))
+    return typing.cast("T", _convert_object(kind, value, name, types))
 
 
 def to_json(value: Any) -> Json:
@@ -110,7 +111,7 @@ def _convert_plain(kind: Any, value: Json, name: str) -> Any:
     raise TypeError(f"{name}: fields of type {kind} cannot be read from JSON.")
 
 
-def _convert_object(kind: type, value: Json, name: str) -> Any:
+def _convert_object(kind: type, value: Json, name: str, types: dict[str, Any] | None = None) -> Any:
     if not isinstance(value, dict):
         _refuse(name or kind.__name__, "an object of named fields", value)
     fields = {field.name: field for field in dataclasses.fields(kind) if field.init}
@@ -118,7 +119,7 @@ def _convert_object(kind: type, value: Json, name: str) -> Any:
     for key in value:
         if key not in fields:
             raise RecordError(f"{prefix}{shown(key)[1:-1]} is not a known field.{did_you_mean(key, fields, prefix)}")
-    hints, found = _hints(kind), {}
+    hints, found = {**_hints(kind), **(types or {})}, {}
     for key, field in fields.items():
         if key in value:
             found[key] = _convert(hints[key], value[key], prefix + key)

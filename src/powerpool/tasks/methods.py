@@ -181,10 +181,6 @@ class Comparison(Method):
     kind: Literal["relation", "prototype", "similarity", "nearest-mean"] = "similarity"
     variant: Variant = "outer+L"
 
-    @property
-    def is_second_order(self) -> bool:
-        return self.order == "second"
-
 
 VARIANTS: dict[str, Variant] = {"x": "outer", "x+L": "outer+L", "x+P": "outer+P"}
 """Relation descriptors by their names in the tables, where x stands for the outer product."""

@@ -9,9 +9,8 @@ from typing import Any, ClassVar, TypeVar
 
 from powerpool.errors import ArgumentError, require_choice
 from powerpool.files import require_writable
-from powerpool.runs.config import Setting, make_config, read_settings, recipe_names
+from powerpool.runs.config import Setting, is_quick_recipe, make_config, read_settings, recipe_names
 from powerpool.runs.engines import EngineOptions
-from powerpool.runs.quick import is_quick_recipe
 from powerpool.tasks.methods import METHODS
 
 C = TypeVar("C")

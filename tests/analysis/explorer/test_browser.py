@@ -17,7 +17,7 @@ from powerpool import theory
 from powerpool.analysis import Inspection
 from powerpool.analysis.explorer import RunSpectra
 from powerpool.analysis.measures import effective_rank
-from powerpool.tasks.spectra import shares
+from powerpool.tasks.pooling import shares
 
 
 def traces(page: Page, plot: str) -> list[dict[str, Any]]:

@@ -13,7 +13,7 @@ from scipy import stats
 import powerpool as pp
 from powerpool import theory
 from powerpool.analysis.measures import effective_rank
-from powerpool.tasks.spectra import shares
+from powerpool.tasks.pooling import shares
 
 RELATIVE = 1e-9
 Script = Callable[[str], Any]

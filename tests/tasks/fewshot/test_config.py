@@ -59,7 +59,7 @@ def test_methods_of_the_paper_are_available():
     assert FEWSHOT_METHODS.keys() >= {*paper, "SoSN(x+L)+SC+SpecGamma", "SoSN(x+L)+SC+SpecMaxExpF", "SoSN(x+P)+SigmE"}
     assert FEWSHOT_METHODS["SoSN(x)+SC+SpecHDP"].is_spectral
     assert not FEWSHOT_METHODS["SoSN(x)+SigmE"].is_spectral
-    assert not FEWSHOT_METHODS["RelationNet"].is_second_order
+    assert FEWSHOT_METHODS["RelationNet"].order == "first"
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import torch
 
 from powerpool.errors import RecordError
 from powerpool.files import write_json
-from powerpool.runs.checkpoint import load_state, save_state
+from powerpool.runs.folder import load_state, save_state
 from powerpool.tasks.fewshot.config import ModelConfig
 from powerpool.tasks.fewshot.inference import ImageFormat, TrainedModel, describe_accuracy, load_run, read_pretrained
 from powerpool.tasks.fewshot.model import make_network

@@ -14,8 +14,8 @@ import pytest
 
 from powerpool.data import MissingDataError
 from powerpool.errors import ArgumentError, RecordError
-from powerpool.runs.checkpoint import load_state
 from powerpool.runs.config import read_recipe
+from powerpool.runs.folder import load_state
 from powerpool.tasks.base import Unit, run_chain
 from powerpool.tasks.fewshot import task as module
 from powerpool.tasks.fewshot import training as training_module

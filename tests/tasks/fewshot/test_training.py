@@ -11,7 +11,7 @@ from torch import nn
 
 from powerpool.data import EpisodeError, ImageBank
 from powerpool.errors import NotFiniteError
-from powerpool.runs.checkpoint import load_state, save_state
+from powerpool.runs.folder import load_state, save_state
 from powerpool.tasks.fewshot.training import (
     TEST_SEED,
     Training,

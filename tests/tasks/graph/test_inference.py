@@ -13,8 +13,7 @@ from torch.testing import assert_close
 
 from powerpool.data import DataError, load_graphs
 from powerpool.errors import RecordError
-from powerpool.runs.checkpoint import load_state, save_state
-from powerpool.runs.folder import save_model
+from powerpool.runs.folder import load_state, save_model, save_state
 from powerpool.tasks.graph.config import ModelConfig
 from powerpool.tasks.graph.inference import TrainedModel, evaluate, load_run
 from powerpool.tasks.graph.model import GraphClassifier

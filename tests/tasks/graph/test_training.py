@@ -11,7 +11,7 @@ import torch
 
 from powerpool.data import load_graphs, stratified_folds
 from powerpool.errors import ArgumentError
-from powerpool.runs.checkpoint import load_state, save_state
+from powerpool.runs.folder import load_state, save_state
 from powerpool.runs.record import Score
 from powerpool.tasks.graph import training as module
 from powerpool.tasks.graph.config import ModelConfig, TrainingConfig

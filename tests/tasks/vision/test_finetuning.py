@@ -18,7 +18,7 @@ from torch import nn
 
 from powerpool.errors import ArgumentError, RecordError
 from powerpool.integrations.backbones import Backbone
-from powerpool.runs.checkpoint import load_state, save_state
+from powerpool.runs.folder import load_state, save_state
 from powerpool.tasks.vision import loop
 from powerpool.tasks.vision.augmentation import RandomCrops, mix_seed
 from powerpool.tasks.vision.config import PoolConfig

@@ -14,9 +14,8 @@ from torch import Tensor
 
 from powerpool.data import Crops, load_images
 from powerpool.errors import RecordError
-from powerpool.runs.checkpoint import save_state
-from powerpool.runs.folder import MODEL, OLD_MODEL, WEIGHTS
-from powerpool.tasks.spectra import spread_out
+from powerpool.runs.folder import MODEL, OLD_MODEL, WEIGHTS, save_state
+from powerpool.tasks.pooling import spread_out
 from powerpool.tasks.vision import inference
 from powerpool.tasks.vision.config import PoolConfig
 from powerpool.tasks.vision.inference import PAIRS, ROWS, TrainedModel, VisionEvaluation, load_run

@@ -17,7 +17,7 @@ import torch
 
 from powerpool.cli.main import main
 from powerpool.errors import ArgumentError
-from powerpool.runs.checkpoint import load_state
+from powerpool.runs.folder import load_state
 from powerpool.tasks.vision.config import FineTuningConfig, VisionConfig
 from powerpool.tasks.vision.finetuning import is_first, is_launched, require_joint_training, with_launched_sizes
 from powerpool.tasks.vision.loop import CHECKPOINT, FineTuningError

@@ -18,8 +18,7 @@ from typing import Any
 from powerpool.data import FewShotSet, MissingDataError
 from powerpool.data.sources import is_at_path
 from powerpool.errors import ArgumentError, RecordError, UnknownNameError
-from powerpool.runs.checkpoint import load_state, save_state
-from powerpool.runs.folder import DataIdentity, require_same_data, save_model
+from powerpool.runs.folder import DataIdentity, load_state, require_same_data, save_model, save_state
 from powerpool.runs.record import EpisodeResult
 from powerpool.runs.typed import Json
 from powerpool.tasks.base import Evaluation, Predictions, Row, Task, Unit, Watch, ignore_progress, with_absolute_paths

@@ -18,8 +18,7 @@ from powerpool.errors import NotFiniteError
 from powerpool.runs.record import Score, Spectrum
 from powerpool.tasks.fewshot.config import EpisodeConfig, FewShotConfig
 from powerpool.tasks.fewshot.model import EpisodeNetwork, feature_sets, make_network, normalization
-from powerpool.tasks.pooling import FeatureSet
-from powerpool.tasks.spectra import mean_spectrum, spread_out
+from powerpool.tasks.pooling import FeatureSet, mean_spectrum, spread_out
 from powerpool.tasks.training import recompute_batch_norm, require_device, use_batch_statistics
 
 VALIDATION_SEED, TEST_SEED = 1, 0

@@ -21,9 +21,8 @@ from torch import Tensor
 from powerpool.data import Fold, GraphSet, load_graphs, stratified_folds
 from powerpool.data.tu_format import is_at_path
 from powerpool.errors import ArgumentError, NotFiniteError, RecordError
-from powerpool.runs.checkpoint import load_state, save_state
 from powerpool.runs.config import RenamedFieldWarning
-from powerpool.runs.folder import DataIdentity, require_same_data, save_model
+from powerpool.runs.folder import DataIdentity, load_state, require_same_data, save_model, save_state
 from powerpool.runs.record import Confusion, FoldResult, Score, Trial
 from powerpool.runs.typed import Json
 from powerpool.tasks.base import (
@@ -44,8 +43,7 @@ from powerpool.tasks.graph.model import GraphClassifier
 from powerpool.tasks.graph.options import EvaluateOptions, PredictOptions, ReproduceOptions
 from powerpool.tasks.graph.training import Training, TrainingCurves, collate, compute_logits, score_of
 from powerpool.tasks.methods import GRAPH_METHODS, unused_settings
-from powerpool.tasks.pooling import FeatureSource, Samples
-from powerpool.tasks.spectra import mean_spectrum, spread_out
+from powerpool.tasks.pooling import FeatureSource, Samples, mean_spectrum, spread_out
 
 CHECKPOINT_SECONDS = 5.0
 """How much work a killed training may lose."""

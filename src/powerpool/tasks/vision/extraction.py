@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 from powerpool.data import Crops, ImageDataset, ImageSet, ImageSplit, Splits, check_images, load_images
+from powerpool.data.banks import DTYPES, FeatureStore, store_key
 from powerpool.data.decoding import DECODER_VERSION
-from powerpool.data.features import DTYPES, FeatureStore, store_key
 from powerpool.data.store import cache_folder
 from powerpool.errors import ArgumentError, RecordError
 from powerpool.files import locked, read_json, write_json
 from powerpool.integrations.backbones import BACKBONES_VERSION, Backbone, fold_batch_norm, load_backbone
-from powerpool.runs.processes import usable_cores
+from powerpool.runs.engines import usable_cores
 from powerpool.tasks.base import Watch, ignore_progress
 from powerpool.tasks.vision.config import VisionConfig
 from powerpool.tasks.vision.model import normalize_images

@@ -23,9 +23,9 @@ import torch
 from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException, spawn
 
 from powerpool.data import ImageSplit
-from powerpool.data.features import store_key
+from powerpool.data.banks import store_key
 from powerpool.errors import ArgumentError, PowerPoolError, RecordError
-from powerpool.runs.checkpoint import load_state
+from powerpool.runs.folder import load_state
 from powerpool.runs.record import Score
 from powerpool.tasks.base import Watch, ignore_progress
 from powerpool.tasks.training import Event, quiet_loggers, stop_on_interrupt

@@ -18,7 +18,7 @@ from torch import Tensor
 from powerpool.errors import ArgumentError
 from powerpool.integrations.backbones import load_backbone
 from powerpool.runs.record import Score, Spectrum, Trial
-from powerpool.tasks.spectra import mean_spectrum, spread_out
+from powerpool.tasks.pooling import mean_spectrum, spread_out
 from powerpool.tasks.vision.config import PROTOCOLS, PoolConfig, VisionConfig, grid_values
 from powerpool.tasks.vision.extraction import Features
 from powerpool.tasks.vision.inference import TrainedModel
@@ -203,7 +203,7 @@ def stored_logits(models: Mapping[str, FrozenModel], maps: Tensor) -> dict[str, 
 
 
 def stored_spectrum(pool: SetPool, maps: Tensor) -> Spectrum | None:  # shape: (n, K, C, h, w)
-    """Return the mean spectrum of some of the stored maps; see :func:`powerpool.tasks.spectra.mean_spectrum`."""
+    """Return the mean spectrum of some of the stored maps; see :func:`powerpool.tasks.pooling.mean_spectrum`."""
     chosen = spread_out(len(maps)).tolist()
     with torch.inference_mode():
         return mean_spectrum(pool.normalization, (pool.feature_set(maps[row]) for row in chosen))

@@ -29,8 +29,7 @@ from powerpool.runs.folder import (
 from powerpool.runs.record import Confusion, Spectrum
 from powerpool.runs.typed import Json, to_json
 from powerpool.tasks.base import Evaluation, Predictions, TextTable, Watch, confusion_matrix
-from powerpool.tasks.pooling import FeatureSource, Samples
-from powerpool.tasks.spectra import mean_spectrum, spread_out
+from powerpool.tasks.pooling import FeatureSource, Samples, mean_spectrum, spread_out
 from powerpool.tasks.vision.config import RENAMED_PARAMETERS, PoolConfig, VisionConfig, require_crops
 from powerpool.tasks.vision.extraction import find_features, freeze, read_images, stream_maps
 from powerpool.tasks.vision.linear import top_five
@@ -117,7 +116,7 @@ class TrainedModel:
         return torch.cat(parts)
 
     def spectrum(self, images: ImageSplit, accelerator: str = "auto") -> Spectrum | None:
-        """Return the mean spectrum of some of the images; see :func:`powerpool.tasks.spectra.mean_spectrum`."""
+        """Return the mean spectrum of some of the images; see :func:`powerpool.tasks.pooling.mean_spectrum`."""
         pool = self.network.eval().cpu().pool
         with torch.random.fork_rng(devices=[]):  # the random state of the caller does not change
             stream = self.maps(images.select(spread_out(len(images)).tolist()), 0, accelerator)

@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader
 from powerpool.console import print_note
 from powerpool.data import ImageDataset, ImageSplit
 from powerpool.errors import PowerPoolError
-from powerpool.runs.checkpoint import load_state, save_state
+from powerpool.runs.folder import load_state, save_state
 from powerpool.tasks.base import Watch
 from powerpool.tasks.training import Event
 from powerpool.tasks.vision.augmentation import RandomCrops, draw_batches, jitter, mix_seed

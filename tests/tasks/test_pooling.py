@@ -14,8 +14,7 @@ from powerpool.tasks.base import run_chain
 from powerpool.tasks.fewshot.model import make_network, normalization
 from powerpool.tasks.fewshot.training import draw_episodes, episode_spectrum, run_episodes
 from powerpool.tasks.graph.task import TASK, make_fold
-from powerpool.tasks.pooling import FeatureSet, Normalization
-from powerpool.tasks.spectra import FEWEST, MOST, VALUES, mean_spectrum, ranks, spread_out
+from powerpool.tasks.pooling import FEWEST, MOST, VALUES, FeatureSet, Normalization, mean_spectrum, ranks, spread_out
 from tests.tasks.fewshot import samples as fewshot_samples
 from tests.tasks.graph import samples as graph_samples
 
