@@ -17,7 +17,6 @@ from powerpool.data import (
     FewShotSet,
     ImageError,
     MissingDataError,
-    episodes,
     load_fewshot,
     read_image,
 )
@@ -144,7 +143,9 @@ def test_a_data_set_of_the_hub(tmp_path, monkeypatch):
     images = [Labelled(name, labels[int(name[-1])], name.split("/")[0]) for name in names]
     sources, hashes = {name: str(folder / name) for name in names}, {name: name for name in names}
     listing = Listing("owner/flowers", images, sources, hashes, labels)
-    monkeypatch.setattr(episodes, "load_hub", lambda name, download: asked.append((name, download)) or listing)
+    monkeypatch.setattr(
+        "powerpool.data.sources.load_hub", lambda name, download: asked.append((name, download)) or listing
+    )
     found = load_fewshot("hf:owner/flowers", size=4, download=True, cut=ClassCut(2, 1, "names"))
     assert asked == [("owner/flowers", True)]
     assert found.name == "flowers"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import random
 from collections import Counter
-from itertools import combinations
 from pathlib import Path
 
 import PIL
@@ -15,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from powerpool.data import Episodes, FewShotSet, load_fewshot, load_images, synthetic
-from powerpool.data.synthetic import ALPHABETS, DRAWINGS, GRID, LETTERS, Stroke, draw, glyphs_folder, letters, style
+from powerpool.data.synthetic import ALPHABETS, DRAWINGS, LETTERS, draw, glyphs_folder, letters
 from tests.data.image_sets import flat, write_folder
 
 LETTER = st.tuples(st.integers(0, ALPHABETS - 1), st.integers(0, LETTERS - 1))
@@ -32,48 +31,6 @@ def images(shared_cache: Path) -> FewShotSet:
         patch.setenv("POWERPOOL_CACHE", str(shared_cache))
         patch.delenv("POWERPOOL_DATA", raising=False)
         return load_fewshot("glyphs", size=28, channels=1, invert=True)
-
-
-# ---- alphabets -------------------------------------------------------------------------------------------------------
-
-
-def test_the_glyphs_of_an_alphabet_share_its_style():
-    for alphabet in range(ALPHABETS):
-        own, found = style(alphabet), letters(alphabet)
-        assert len(found) == LETTERS
-        for glyph in found:
-            assert len(glyph) in own.strokes
-            ends = []
-            for stroke in glyph:
-                assert 2 <= len(stroke.points) == len(stroke.bends) + 1 <= 4
-                assert set(stroke.bends) <= set(own.bends)
-                assert all(0 <= place < GRID for point in stroke.points for place in point)
-                for (x, y), (to_x, to_y) in zip(stroke.points, stroke.points[1:], strict=False):
-                    # Parallel to one of the directions: the cross product is 0.
-                    assert (x, y) != (to_x, to_y)
-                    assert any((to_x - x) * down == (to_y - y) * across for across, down in own.slopes)
-                    ends.append(frozenset({(x, y), (to_x, to_y)}))
-            assert len(set(ends)) == len(ends)  # no line is drawn twice
-            columns, rows = zip(*(point for stroke in glyph for point in stroke.points), strict=True)
-            assert min(max(columns) - min(columns), max(rows) - min(rows)) >= 2
-    assert len({style(alphabet) for alphabet in range(ALPHABETS)}) == ALPHABETS
-
-
-def as_drawn(glyph: tuple[Stroke, ...]) -> set[tuple[tuple[int, int], tuple[int, int], float]]:
-    """Return the lines of a glyph, independent of their order and direction."""
-    found = set()
-    for stroke in glyph:
-        for start, end, bend in zip(stroke.points, stroke.points[1:], stroke.bends, strict=False):
-            found.add((start, end, bend) if start < end else (end, start, -bend))
-    return found
-
-
-def test_no_two_glyphs_are_alike():
-    everything = [as_drawn(glyph) for alphabet in range(ALPHABETS) for glyph in letters(alphabet)]
-    assert all(first != second for first, second in combinations(everything, 2))
-    for alphabet in range(ALPHABETS):
-        for first, second in combinations(letters(alphabet), 2):
-            assert len(as_drawn(first) ^ as_drawn(second)) > 2
 
 
 # ---- drawings --------------------------------------------------------------------------------------------------------

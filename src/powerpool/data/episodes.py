@@ -13,11 +13,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from powerpool.data.archives import open_tree
 from powerpool.data.banks import Resize, read_bank
 from powerpool.data.images import Corrupt, ImageBank, describe_images, make_split
-from powerpool.data.layouts import EXHIBITIONS, arrange, arrange_open_mic, is_open_mic, no_problems
-from powerpool.data.sources import Listing, Place, load_hub, locate, names_of
+from powerpool.data.layouts import EXHIBITIONS
+from powerpool.data.sources import Listing, Place, list_place, locate, names_of
 from powerpool.data.splits import CUT_HINT, SPLIT_NAMES, ClassCut, Labelled, natural_key
 from powerpool.data.store import DataError, Limits, MissingDataError, hash_text, join_some
 from powerpool.errors import ArgumentError, DTypeError, ShapeError
@@ -161,17 +160,10 @@ def _check(targets: Tensor, way: int, shot: int, queries: int) -> None:
 
 
 def _too_few(members: Tensor, way: int, shot: int, queries: int, quarters: int) -> str:
-    """Say what is missing, and the largest way, or shot + queries, that would be possible."""
+    """Say what is missing, and the largest way that would be possible."""
     needed = shot + queries
     enough = int((members >= needed).sum()) * quarters
-    possible = []
-    if enough >= 2:
-        possible.append(f"way at most {enough}")
-    if len(members) * quarters >= way:
-        most = int(members.sort(descending=True).values[-(-way // quarters) - 1])
-        if most >= 2:
-            possible.append(f"shot + queries at most {most}")
-    remedy = f"Use {' or '.join(possible)}." if possible else "Add classes or images."
+    remedy = f"Use way at most {enough}." if enough >= 2 else "Use fewer images per class, or add some."
     return (
         f"{way}-way episodes with {shot} support and {queries} query images need {way} classes of at least {needed} "
         f"images, but {enough} of {len(members) * quarters} classes have that many. {remedy}"
@@ -264,7 +256,7 @@ def load_fewshot(
     """
     limits = limits or Limits()
     place = locate(data, root, download)
-    listing = _list_place(place, limits, problem, download)
+    listing = list_place(place, limits, download, nested=True, problem=problem)
     if problem is None:
         listing = replace(listing, images=_divide(listing, cut, _usual_cut(place)))
     elif cut is not None:
@@ -299,21 +291,6 @@ def load_fewshot(
 
 def _hash_lines(lines: Iterable[str]) -> str:
     return hash_text(f"{line}\n" for line in lines)
-
-
-def _list_place(place: Place, limits: Limits, problem: str | None, download: bool) -> Listing:
-    if place.path is None:
-        assert place.hub is not None
-        if problem is not None:
-            raise no_problems(place.hub, problem)
-        return load_hub(place.hub, download)
-    source = str(place.path)
-    tree = open_tree(place.path, limits)
-    if problem is not None or place.name == "open_mic" or is_open_mic(tree.names):
-        images = arrange_open_mic(tree.names, problem, source)
-    else:
-        images = arrange(tree.names, lambda name: tree.read_text(name, limits), source, nested=True)
-    return Listing.of_files(source, tree, images)
 
 
 def _exhibitions(bank: ImageBank) -> Tensor:  # shape: (n,)

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from powerpool.data.archives import list_files, open_tree
+from powerpool.data.archives import list_files
 from powerpool.data.decoding import Crops, read_image
-from powerpool.data.layouts import arrange, is_image, no_images
-from powerpool.data.sources import ImageSource, Listing, Place, load_hub, locate
+from powerpool.data.layouts import is_image, no_images
+from powerpool.data.sources import ImageSource, list_place, locate
 from powerpool.data.splits import SPLIT_NAMES, Labelled, Splits, split_images
 from powerpool.data.store import ImageError, Limits, MissingDataError, default_threads, hash_text
 from powerpool.errors import ArgumentError, DTypeError, ShapeError, require_choice
@@ -61,14 +61,12 @@ class ImageSplit:
 
     def read(self, index: int) -> Image.Image:
         """Read one image as upright RGB."""
-        self._require_indices([index])
         source = self.sources[index]
         return read_image(source if isinstance(source, str) else source.read(), self.limits, self.names[index])
 
     def select(self, indices: Tensor | Sequence[int]) -> ImageSplit:
         """Return the images with the given indices, in that order."""
         chosen = torch.as_tensor(indices, dtype=torch.long).tolist()
-        self._require_indices(chosen)
         names, sources = ([whole[index] for index in chosen] for whole in (self.names, self.sources))
         return replace(self, names=tuple(names), targets=self.targets[chosen], sources=tuple(sources))
 
@@ -80,11 +78,6 @@ class ImageSplit:
             targets=torch.cat([self.targets, other.targets]),
             sources=self.sources + other.sources,
         )
-
-    def _require_indices(self, indices: Iterable[int]) -> None:
-        for index in indices:
-            if not -len(self) <= index < len(self):
-                raise ImageIndexError(f"The split has images 0 to {len(self) - 1} (got {index}).")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -247,7 +240,7 @@ def load_images(
     """
     limits = limits or Limits()
     place = locate(data, root, download)
-    listing = _list_place(place, limits, download, nested)
+    listing = list_place(place, limits, download, nested=nested)
     images = listing.images
     classes = listing.classes or tuple(sorted({image.label for image in images}))
     known = place.known
@@ -259,16 +252,6 @@ def load_images(
     found = {name: make_split(images, name, classes, listing.sources, limits) for name in SPLIT_NAMES}
     digest = hash_text([repr(classes), *(f"{line}\n" for line in describe_images(images, listing.hashes))])
     return ImageSet(place.name, classes, {name: split for name, split in found.items() if len(split)}, digest)
-
-
-def _list_place(place: Place, limits: Limits, download: bool, nested: bool) -> Listing:
-    if place.path is None:
-        assert place.hub is not None
-        return load_hub(place.hub, download)
-    tree = open_tree(place.path, limits)
-    source = str(place.path)
-    images = arrange(tree.names, lambda name: tree.read_text(name, limits), source, nested=nested)
-    return Listing.of_files(source, tree, images)
 
 
 def make_split(

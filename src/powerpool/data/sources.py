@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from powerpool.data.archives import FileTree, is_ignored
-from powerpool.data.layouts import OPEN_MIC_LAYOUT, SPLITS
+from powerpool.data.archives import is_ignored, open_tree
+from powerpool.data.layouts import OPEN_MIC_LAYOUT, SPLITS, arrange, arrange_open_mic, is_open_mic, no_problems
 from powerpool.data.splits import Labelled
 from powerpool.data.store import (
     DataError,
     ImageError,
+    Limits,
     MissingDataError,
     cache_folder,
     content_hash,
@@ -198,12 +199,32 @@ class Listing:
     classes: tuple[str, ...] | None = None
     """The classes in the order of the data set, if it has one."""
 
-    @classmethod
-    def of_files(cls, source: str, tree: FileTree, images: list[Labelled]) -> Listing:
-        """List the images of a folder or zip, with the hashes of their files."""
-        names = [image.file for image in images]
-        sources: dict[str, ImageSource] = {name: str(tree.folder / name) for name in names}
-        return cls(source, images, sources, tree.hashes or hash_files(tree.folder, names))
+
+def list_place(
+    place: Place, limits: Limits, download: bool, *, nested: bool = False, problem: str | None = None
+) -> Listing:
+    """List the images of a data set with their classes, splits and hashes; no image is decoded.
+
+    Args:
+        place: where it is.
+        limits: maximum sizes of zips and lists.
+        download: whether a data set of the hub may be downloaded.
+        nested: whether class names may have several parts. Only then Open MIC is recognised.
+        problem: a problem of Open MIC.
+    """
+    if place.path is None:
+        assert place.hub is not None
+        if problem is not None:
+            raise no_problems(place.hub, problem)
+        return load_hub(place.hub, download)
+    source, tree = str(place.path), open_tree(place.path, limits)
+    if problem is not None or (nested and (place.name == "open_mic" or is_open_mic(tree.names))):
+        images = arrange_open_mic(tree.names, problem, source)
+    else:
+        images = arrange(tree.names, lambda name: tree.read_text(name, limits), source, nested=nested)
+    names = [image.file for image in images]
+    sources: dict[str, ImageSource] = {name: str(tree.folder / name) for name in names}
+    return Listing(source, images, sources, tree.hashes or hash_files(tree.folder, names))
 
 
 # ---- the Hugging Face hub --------------------------------------------------------------------------------------------

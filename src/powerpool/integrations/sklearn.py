@@ -25,7 +25,7 @@ try:
     # At module level because the class below is a subclass; only this module needs the package.
     from sklearn.base import BaseEstimator, TransformerMixin
     from sklearn.utils import assert_all_finite, check_array
-    from sklearn.utils.validation import check_is_fitted, validate_data
+    from sklearn.utils.validation import _check_feature_names_in, check_is_fitted, validate_data
 except ModuleNotFoundError as error:
     if error.name != "sklearn":
         raise
@@ -183,7 +183,8 @@ class SecondOrderPooling(TransformerMixin, BaseEstimator):
             # Writeable, as torch requires: a read-only memory map is copied batch by batch.
             batch = np.require(array[start : start + step], dtype, ["C", "A", "W"])
             assert_all_finite(batch, estimator_name=type(self).__name__, input_name="X")
-            maps = torch.from_numpy(batch).view(-1, channels, height, width)
+            # Flat, because a dimension of size 1 may have a negative stride, which torch refuses.
+            maps = torch.from_numpy(batch.reshape(-1)).view(-1, channels, height, width)
             result[start : start + step] = self._vectors(maps).numpy()
         return result
 
@@ -195,8 +196,7 @@ class SecondOrderPooling(TransformerMixin, BaseEstimator):
         import numpy as np
 
         check_is_fitted(self, "pool_")
-        if input_features is not None:
-            self._require_names(list(input_features))
+        _check_feature_names_in(self, input_features, generate_names=False)
         pivots = range(self.pool_.coordinates)
         names = [f"c{i}" for i in range(self.channels_)] + [f"x{i}" for i in pivots] + [f"y{i}" for i in pivots]
         pairs = [f"{first}_{second}" for i, first in enumerate(names) for second in names[i:]]
@@ -295,18 +295,6 @@ class SecondOrderPooling(TransformerMixin, BaseEstimator):
         # Divided by the largest entry first: squares of small entries underflow.
         vectors = vectors / _or_one(vectors.abs().amax(-1, keepdim=True))
         return vectors / _or_one(torch.linalg.vector_norm(vectors, dim=-1, keepdim=True))
-
-    def _require_names(self, names: list[str]) -> None:
-        if len(names) != self.n_features_in_:
-            raise ArgumentError(
-                f"input_features should have length equal to number of features ({self.n_features_in_}), got "
-                f"{len(names)}. Leave them out: the names of channels do not depend on them."
-            )
-        if hasattr(self, "feature_names_in_") and list(self.feature_names_in_) != names:
-            raise ArgumentError(
-                "input_features is not equal to feature_names_in_, the columns given to fit. Leave them out: the names "
-                "of channels do not depend on them."
-            )
 
 
 def _sets(shape: tuple[int, ...], channels: int | None) -> tuple[int, int]:

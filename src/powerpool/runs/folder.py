@@ -186,25 +186,26 @@ def save_model(folder: Path, task: str, spec: Any, weights: Mapping[str, Tensor]
 
 def read_task(folder: str | Path, choices: Collection[str]) -> str:
     """Return the task of the model in a run folder; a name that is not among the choices is refused."""
-    folder = Path(folder)
-    file, old = folder / MODEL, folder / OLD_MODEL
-    if file.is_file():
-        data = read_json(file, limit=LARGEST_SPEC)
-        found = data.get("task") if isinstance(data, dict) else None
-    elif old.is_file():
-        file, found = old, load_state(old).get("pipeline")
-    elif folder.is_dir():
-        raise RecordError(
-            f"{folder} contains no {MODEL}: it is not a run folder, or its training was stopped. Repeat the command "
-            "that started the training to resume it."
-        )
-    else:
-        raise RecordError(f"There is no run folder {folder}. Make one with: powerpool train TASK --out {folder}")
+    file = _find_model(Path(folder), "TASK")
+    data = load_state(file) if file.name == OLD_MODEL else read_json(file, limit=LARGEST_SPEC)
+    found = data.get("pipeline" if file.name == OLD_MODEL else "task") if isinstance(data, dict) else None
     # Texts only: a nested value may take forever to hash or to print.
     if not isinstance(found, str) or found not in choices:
         got = shown(found) if isinstance(found, str) else type(found).__name__
         raise RecordError(f"{file} is not a model of powerpool: its task is {got}, not {', '.join(choices)}.")
     return found
+
+
+def _find_model(folder: Path, task: str) -> Path:
+    for file in (folder / MODEL, folder / OLD_MODEL):
+        if file.is_file():
+            return file
+    if not folder.is_dir():
+        raise RecordError(f"There is no run folder {folder}. Make one with: powerpool train {task} --out {folder}")
+    raise RecordError(
+        f"{folder} contains no {MODEL}: it is not a run of powerpool train {task}, or its training was stopped. "
+        f"Resume it with: powerpool train {task} --config {folder / CONFIG} --out {folder}"
+    )
 
 
 def read_model(
@@ -218,29 +219,22 @@ def read_model(
         spec_type: the dataclass of its specification.
         convert_old: makes the JSON of a specification from the content of a ``model.pt`` of version 0.1.
     """
-    folder = Path(folder)
-    file, old = folder / MODEL, folder / OLD_MODEL
-    if file.is_file():
-        return _build_model(read_json(file, limit=LARGEST_SPEC), Weights.open(folder / WEIGHTS), file, task, spec_type)
-    if old.is_file():
-        state = load_state(old)
-        weights = state.pop("weights", None)
-        if not isinstance(weights, dict) or not all(isinstance(value, Tensor) for value in weights.values()):
-            raise RecordError(f"{old} is a damaged model: weights must be tensors by name.")
-        named = {"format": FORMAT, "task": state.pop("pipeline", None)}
-        if state.pop("format", None) != 1:
-            raise RecordError(f"{old} is not a model of powerpool 0.1.")
-        try:
-            spec = convert_old(state)
-        except (KeyError, TypeError, AttributeError) as error:
-            raise RecordError(f"{old} is a damaged model: {type(error).__name__}: {shown(str(error))}.") from error
-        return _build_model({**spec, **named}, Weights.of(weights), old, task, spec_type)
-    if not folder.is_dir():
-        raise RecordError(f"There is no run folder {folder}. Make one with: powerpool train {task} --out {folder}")
-    raise RecordError(
-        f"{folder} contains no {MODEL}: it is not a run of powerpool train {task}, or its training was stopped. "
-        f"Resume it with: powerpool train {task} --config {folder / CONFIG} --out {folder}"
-    )
+    file = _find_model(Path(folder), task)
+    if file.name == MODEL:
+        weights = Weights.open(file.with_name(WEIGHTS))
+        return _build_model(read_json(file, limit=LARGEST_SPEC), weights, file, task, spec_type)
+    state = load_state(file)
+    tensors = state.pop("weights", None)
+    if not isinstance(tensors, dict) or not all(isinstance(value, Tensor) for value in tensors.values()):
+        raise RecordError(f"{file} is a damaged model: weights must be tensors by name.")
+    named = {"format": FORMAT, "task": state.pop("pipeline", None)}
+    if state.pop("format", None) != 1:
+        raise RecordError(f"{file} is not a model of powerpool 0.1.")
+    try:
+        spec = convert_old(state)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise RecordError(f"{file} is a damaged model: {type(error).__name__}: {shown(str(error))}.") from error
+    return _build_model({**spec, **named}, Weights.of(tensors), file, task, spec_type)
 
 
 def _build_model(data: Json, weights: Weights, file: Path, task: str, spec_type: type[S]) -> StoredModel[S]:
