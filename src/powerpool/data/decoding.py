@@ -48,7 +48,7 @@ def read_image(image: str | Path | bytes, limits: Limits | None = None, name: st
         >>> image.mode, image.size, image.getpixel((0, 0))
         ('RGB', (6, 4), (128, 128, 128))
     """
-    require_pillow()
+    require_package("PIL", "Reading images", "vision")
     limits = limits or Limits()
     if isinstance(image, bytes):
         return _read(io.BytesIO(image), name or f"Image of {len(image)} bytes", limits)
@@ -62,11 +62,6 @@ def read_image(image: str | Path | bytes, limits: Limits | None = None, name: st
         raise ImageError(f"Cannot read {name}: {error.strerror or error}.") from error
     with file:
         return _read(file, name, limits)
-
-
-def require_pillow() -> None:
-    """Raise an error that says what to install if Pillow is missing."""
-    require_package("PIL", "Reading images", "vision")
 
 
 def _read(file: BinaryIO, name: str, limits: Limits) -> Image.Image:
@@ -250,7 +245,6 @@ class Crops:
 
     def __call__(self, image: Image.Image) -> Tensor:  # shape: (count, 3, size, size), uint8
         """Return the crops of an RGB image."""
-        require_pillow()
         from PIL import Image
 
         if image.mode != "RGB":

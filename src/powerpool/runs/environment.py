@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -99,20 +100,15 @@ def merge_environments(found: Sequence[Environment], command: str | None) -> Env
     Units may have been computed by an earlier command, on another machine, or from another commit.
     """
     first = found[0]
-    names = sorted({name for one in found for name in one.packages})
-    commits = sorted({one.commit for one in found if one.commit is not None})
+    same = ("processor", "platform", "python", "torch", "powerpool", "cuda", "commit")
+    merged: dict[str, Any] = {name: _merge(getattr(one, name) for one in found) for name in same}
+    packages = sorted({name for one in found for name in one.packages})
     return replace(
         first,
-        processor=_merge(one.processor for one in found),
+        **merged,
         cores=first.cores if len({one.cores for one in found}) == 1 else _merge(str(one.cores) for one in found),
-        platform=_merge(one.platform for one in found),
-        python=_merge(one.python for one in found),
-        torch=_merge(one.torch for one in found),
-        powerpool=_merge(one.powerpool for one in found),
-        cuda=_merge(one.cuda for one in found),
-        packages={name: _merge(one.packages.get(name) for one in found) or "" for name in names},
-        commit=", ".join(commits) or None,
-        dirty=any(one.dirty for one in found) if commits else None,
+        packages={name: _merge(one.packages.get(name) for one in found) or "" for name in packages},
+        dirty=any(one.dirty for one in found) if merged["commit"] else None,
         time=min((one.time for one in found if one.time), default=None),
         command=command,
     )
