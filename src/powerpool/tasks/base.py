@@ -333,19 +333,21 @@ def round_curve(values: Sequence[float], digits: int = 4) -> tuple[float | None,
     return tuple(None if value is None else float(f"{value:.{digits}g}") for value in finite)
 
 
-def with_absolute_paths(config: Any, *, data_is_path: bool) -> Any:
+def with_absolute_paths(config: C, *, data_is_path: bool) -> C:
     """Return the settings with absolute paths, so that they hold in every working folder.
 
     Args:
-        config: the settings of a task.
+        config: the settings of a task, with the fields ``data`` and ``data_root``.
         data_is_path: whether its data set is given by a path, not by a name.
     """
 
     def absolute(path: str) -> str:
         return str(Path(path).expanduser().absolute())
 
-    data = absolute(config.data) if data_is_path else config.data
-    return replace(config, data=data, data_root=config.data_root and absolute(config.data_root))
+    own: Any = config
+    data = absolute(own.data) if data_is_path else own.data
+    found: C = replace(own, data=data, data_root=own.data_root and absolute(own.data_root))
+    return found
 
 
 def _plain(value: Any) -> Json:

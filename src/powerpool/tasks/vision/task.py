@@ -266,8 +266,7 @@ class VisionTask(SweepableTask[VisionConfig, Data, Fit, Model]):
 
     def prepare(self, config: VisionConfig) -> VisionConfig:
         is_path = is_at_path(config.data, config.data_root, config.download)
-        found: VisionConfig = with_absolute_paths(config, data_is_path=is_path)
-        return found
+        return with_absolute_paths(config, data_is_path=is_path)
 
     def leads(self, config: VisionConfig, *, overwrite: bool) -> bool:
         require_joint_training(config, overwrite=overwrite)
