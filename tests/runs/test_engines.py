@@ -340,35 +340,11 @@ def test_ray_runs_units_and_repeats_what_dies(tmp_path):
 # Processes of this machine.
 
 
-@pytest.fixture
-def groups(tmp_path, monkeypatch) -> Path:
-    monkeypatch.setattr(engines, "CGROUPS", tmp_path)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(8)), raising=False)
-    return tmp_path
-
-
-@pytest.mark.parametrize(
-    "files, cores",
-    [
-        ({"cpu.max": "150000 100000"}, 2),
-        ({"cpu.max": "max 100000"}, 8),
-        ({"cpu.max": "9900000 100000"}, 8),
-        ({"cpu/cpu.cfs_quota_us": "300000", "cpu/cpu.cfs_period_us": "100000"}, 3),
-        ({"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, 8),
-    ],
-)
-def test_the_limit_of_a_container_counts(groups, files, cores):
-    (groups / "cpu").mkdir()
-    for name, text in files.items():
-        (groups / name).write_text(f"{text}\n")
-    assert engines.usable_cores() == cores
-
-
-def test_without_a_limit_it_is_what_the_process_may_use(groups, monkeypatch):
-    assert engines.usable_cores() == 8
-    monkeypatch.delattr(os, "sched_getaffinity")
-    monkeypatch.setattr(os, "cpu_count", lambda: None)
+def test_the_number_of_cores_is_that_of_joblib_where_it_is_installed(monkeypatch):
+    monkeypatch.setenv("LOKY_MAX_CPU_COUNT", "1")
     assert engines.usable_cores() == 1
+    monkeypatch.setitem(sys.modules, "joblib", None)
+    assert engines.usable_cores() == (os.cpu_count() or 1)
 
 
 def test_a_child_does_not_look_for_modules_in_the_working_folder(tmp_path):

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import logging
-import math
 import os
 import pickle
 import platform
@@ -51,7 +50,6 @@ INHERITED = ("POWERPOOL_", "XDG_CACHE_HOME", "OMP_", "MKL_", "KMP_", "ATEN_", "T
 """Prefixes of variables that units take from the command, not from their worker."""
 PATIENCE = 30
 """Seconds that a cluster has for its first answer."""
-CGROUPS = Path("/sys/fs/cgroup")
 Answer = TypeVar("Answer")
 
 
@@ -344,14 +342,12 @@ def require_conditions(conditions: Conditions) -> None:
 
 
 def usable_cores() -> int:
-    """Return how many cores this process may use, by its affinity and the limit of its container."""
-    allowed = getattr(os, "sched_getaffinity", None)
-    cores = len(allowed(0)) if allowed else os.cpu_count() or 1
-    for names in (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):  # cgroups of version 2 and 1
-        with contextlib.suppress(OSError, ValueError):  # no limit is "max" in version 2, and -1 in version 1
-            quota, period = " ".join((CGROUPS / name).read_text(encoding="ascii") for name in names).split()
-            return max(1, min(cores, math.ceil(int(quota) / int(period)))) if int(quota) > 0 else cores
-    return cores
+    """Return how many cores this process may use; joblib knows its affinity and the limit of its container."""
+    try:
+        from joblib import cpu_count
+    except ModuleNotFoundError:  # reading images does not need it
+        return os.cpu_count() or 1
+    return int(cpu_count())
 
 
 def python_command(code: str, *arguments: str) -> list[str]:

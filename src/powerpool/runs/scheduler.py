@@ -27,7 +27,7 @@ import torch
 
 from powerpool.console import Bars, current_settings, output_settings, print_note
 from powerpool.errors import PowerPoolError, RecordError
-from powerpool.files import make_folder, read_json, write_json, write_text
+from powerpool.files import make_folder, read_json, write_json
 from powerpool.runs.engines import (
     WORKER_VARIABLES,
     EngineOptions,
@@ -299,8 +299,4 @@ def _make_error(failures: list[tuple[WorkUnit, _Failure]], kept: str) -> Excepti
     message = f"{unit.title}: {first.message.rstrip('.')}."
     if first.expected:
         return UnitError(f"{message} {kept}")
-    with contextlib.suppress(RecordError):  # of a full disk, which may be the very error
-        file = unit.path.with_name(f"{unit.path.name}.trace")
-        write_text(file, first.trace)
-        message += f" Its traceback is in {file}."
     return UnexpectedUnitError(f"{message} {kept}\n\nIn its process:\n{first.trace}")
