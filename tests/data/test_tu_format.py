@@ -9,11 +9,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from powerpool.data import DataError, Limits, MissingDataError, load_graphs, tu_format
-from powerpool.data.tu_format import TuFiles, read_tables
 from powerpool.errors import UnknownNameError
 from tests.data.tu_sets import TINY, texts, write_folder, write_zip
 
@@ -106,22 +103,6 @@ def test_truncated_and_changed_zips_are_noticed(tmp_path: Path) -> None:
         damaged.write_bytes(whole[:place] + bytes([whole[place] ^ 0x20]) + whole[place + 1 :])
         with pytest.raises(DataError, match=r"damaged\.zip"):
             load_graphs(damaged)
-
-
-@settings(max_examples=60)
-@given(st.sampled_from(sorted(CONTENT)), st.binary(max_size=60))
-def test_any_bytes_are_read_or_refused(tmp_path_factory, kind: str, text: bytes) -> None:
-    folder = write_folder(tmp_path_factory.mktemp("set"), CONTENT)
-    (folder / f"TINY_{kind}.txt").write_bytes(text)
-    message = "TINY_ and nothing wrong"
-    try:
-        with TuFiles.open(folder, None, Limits()) as files:
-            tables = read_tables(files)
-    except DataError as error:
-        message = str(error)
-    else:
-        assert len(tables.node_ptr) == 4
-    assert "TINY_" in message
 
 
 # ---- names and folders -----------------------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import warnings
 from dataclasses import dataclass, field
@@ -13,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from powerpool.errors import ArgumentError, PowerPoolError, did_you_mean
+from powerpool.errors import ArgumentError, did_you_mean
 from powerpool.runs import config as configs
 from powerpool.runs.config import (
     RecipeError,
@@ -304,22 +303,3 @@ def test_values_that_could_not_be_read_back_are_not_written():
     for wrong in ({"factors": [float("inf")]}, {"data": "\ud800"}):
         with pytest.raises(RecipeError, match=next(iter(wrong))):
             to_yaml(dataclasses.replace(Outer(), **wrong))
-
-
-pieces = st.sampled_from(["data", "model", "hidden", "rate", ": ", "\n", "  ", "- ", "[", "]", "{", "}", ", ", "'", '"',
-                          "&a", "*a", "!!int", "!", "|", ">", "%", "@", "`", "#", "?", "---", "...", "\\", "\\U", "\t",
-                          "<<", "0", "1e9", "null", "true", "~", "\x85", "\u2028", "\ufeff", "é"])  # fmt: skip
-damaged = st.tuples(outers, st.integers(0, 400), st.integers(0, 10), pieces | st.text(max_size=3)).map(
-    lambda drawn: to_yaml(drawn[0])[: drawn[1]] + drawn[3] + to_yaml(drawn[0])[drawn[1] + drawn[2] :]
-)
-
-
-@settings(quickly, max_examples=300)
-@given(
-    text=st.binary() | (st.lists(pieces, max_size=30).map("".join) | damaged).map(lambda t: t.encode("utf8", "replace"))
-)
-def test_any_file_is_read_or_refused_with_an_error_of_powerpool(text, tmp_path_factory):
-    path = tmp_path_factory.getbasetemp() / "any.yaml"
-    path.write_bytes(text)
-    with contextlib.suppress(PowerPoolError):
-        assert isinstance(read_recipe(path, Outer), Outer)
