@@ -28,6 +28,7 @@ Shared arguments:
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal, cast
 
 import torch
@@ -46,7 +47,7 @@ from powerpool.checks import (
 )
 from powerpool.curves import Curve
 from powerpool.errors import ArgumentError, DomainError, require_choice
-from powerpool.linalg.precision import at_least_float32, without_autocast
+from powerpool.linalg.precision import as_float64, at_least_float32, without_autocast
 from powerpool.linalg.products import symmetrize
 from powerpool.linalg.trace import Terms, make_terms
 from powerpool.moments.dense import count, kept, prepare
@@ -247,6 +248,8 @@ def second_order_pool(
         chosen = None
         if curve is not None and mode == "spectral":
             chosen = _choose(solver, curve, sets.values, locations=sets.values.shape[-1])
+            if curve.needs_float64 and chosen.exact:
+                sets = replace(sets, values=as_float64(sets.values))
             if isinstance(chosen, FeatureSolver):
                 return chosen.apply(sets, curve, terms).to(features.dtype)
         divided = terms.divide_product(sets.values, sets.number, curve)

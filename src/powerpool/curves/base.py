@@ -109,6 +109,15 @@ class Curve(nn.Module, ABC):
         r"""Whether :math:`g'(0) = \infty`: then the null space of a matrix is dropped and receives no gradient."""
         return False
 
+    @property
+    def needs_float64(self) -> bool:
+        r"""Whether the spectral form of float32 features is computed in float64.
+
+        Yes if at the round-off of a float32 eigenvalue the curve may exceed 1 % of its value at the largest. After
+        division by the trace that takes a slope of :math:`10^4`; without it any slope does, if features are large.
+        """
+        return not self.trace_normalize
+
     def integer_power(self) -> IntegerPower | None:
         """Return the curve as an integer power of a matrix, or ``None`` if it is not one."""
         return None

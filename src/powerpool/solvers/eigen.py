@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from powerpool.curves.base import Curve, Parameter
@@ -42,11 +43,12 @@ class _Value(SpectralForm):
 
     solver: ClassVar[str] = Eigen.name
 
-    def value(self, points: Tensor, theta: Parameter) -> Tensor:
+    def value(self, points: Tensor, dropped: Tensor, theta: Parameter) -> Tensor:
         return self.curve._value(points, theta)
 
-    def loewner_product(self, rotated: Tensor, points: Tensor, theta: Parameter) -> Tensor:
-        return rotated * self.curve._divided_difference(points.unsqueeze(-1), points.unsqueeze(-2), theta)
+    def loewner_product(self, rotated: Tensor, points: Tensor, dropped: Tensor, theta: Parameter) -> Tensor:
+        product = rotated * self.curve._divided_difference(points.unsqueeze(-1), points.unsqueeze(-2), theta)
+        return torch.where(dropped.unsqueeze(-1) & dropped.unsqueeze(-2), 0.0, product)
 
-    def parameter_slope(self, points: Tensor, theta: Parameter) -> Tensor:
+    def parameter_slope(self, points: Tensor, dropped: Tensor, theta: Parameter) -> Tensor:
         return self.curve._parameter_derivative(points, theta)

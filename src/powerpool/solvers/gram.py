@@ -16,7 +16,7 @@ from powerpool.linalg.trace import Terms
 from powerpool.moments.dense import Sets
 from powerpool.solvers.base import FeatureSolver
 from powerpool.solvers.geometric import geometric_pool, geometric_sum
-from powerpool.solvers.spectrum import SpectralForm, spectral_function
+from powerpool.solvers.spectrum import SpectralForm, noise_floor, spectral_function
 from powerpool.solvers.squaring import integer_power
 
 
@@ -103,24 +103,30 @@ def _integer_ratio(gram: Tensor, power: IntegerPower) -> Tensor:  # shape: (*, N
 
 @dataclass(frozen=True)
 class _Ratio(SpectralForm):
-    """The function h = g/l, and 0 on the null space that follows from the shape of X."""
+    """The function h = g/l, and 0 on a null space that is dropped."""
 
     solver: ClassVar[str] = Gram.name
 
     null: int
-    """N - C if positive: the number of eigenvalues of K, the smallest, that are 0 up to round-off. Using h(0) for them
-    would add the round-off of X v: features of 1e6 with AsinhE gave 40 instead of 30."""
+    """N - C if positive: the number of eigenvalues of K, the smallest, that are 0 whatever the features are."""
+
+    def dropped(self, eigenvalues: Tensor, theta: Parameter) -> Tensor:
+        """Drop the null space that follows from the shape of X as well: h(0) would multiply the round-off of X v."""
+        found = super().dropped(eigenvalues, theta)
+        if not self.null:
+            return found
+        return found | (torch.arange(eigenvalues.shape[-1], device=eigenvalues.device) < self.null)  # ascending order
 
     def points(self, eigenvalues: Tensor) -> Tensor:
-        """Clamp eigenvalues from below at round-off as well: there |X v|^2 is noise, and h(0) may be large."""
-        floor = self.noise(eigenvalues)
-        inside = super().points(eigenvalues)
-        return inside if self.curve.has_infinite_slope else torch.where(inside < floor, floor, inside)
+        """Move the eigenvalues up to the noise floor: below it they are noise, but |X v|^2 is not, and h is flat."""
+        inside = self.curve.into_domain(eigenvalues, (-1,), self.round_off)
+        floor = noise_floor(eigenvalues)
+        return torch.where(inside < floor, floor, inside)
 
-    def value(self, points: Tensor, theta: Parameter) -> Tensor:
-        return self._without_null(self.curve._ratio(points, theta))
+    def value(self, points: Tensor, dropped: Tensor, theta: Parameter) -> Tensor:
+        return torch.where(dropped, 0.0, self.curve._ratio(points, theta))
 
-    def loewner_product(self, rotated: Tensor, points: Tensor, theta: Parameter) -> Tensor:
+    def loewner_product(self, rotated: Tensor, points: Tensor, dropped: Tensor, theta: Parameter) -> Tensor:
         """Multiply ``rotated`` by h[a,b] = (g[a,b] - h(low)) / high.
 
         The subtraction loses digits if both eigenvalues are small, but then ``rotated`` is small too (it contains X on
@@ -131,18 +137,9 @@ class _Ratio(SpectralForm):
         high, low = torch.maximum(a, b), torch.minimum(a, b)
         difference = self.curve._divided_difference(high, low, theta) - self.curve._ratio(low, theta)
         # A pair with a dropped vector has h = 0 by convention, not by continuity; its share is 0 because X v = 0.
-        if self.curve.has_infinite_slope:
-            difference = torch.where(low > 0, difference, 0.0)
-        if self.null:
-            is_null = self._is_null(points)
-            difference = torch.where(is_null.unsqueeze(-1) | is_null.unsqueeze(-2), 0.0, difference)
+        difference = torch.where(dropped.unsqueeze(-1) | dropped.unsqueeze(-2), 0.0, difference)
         return safe_divide(difference * rotated, high)
 
-    def parameter_slope(self, points: Tensor, theta: Parameter) -> Tensor:
-        return self._without_null(safe_divide(self.curve._parameter_derivative(points, theta), points))
-
-    def _without_null(self, values: Tensor) -> Tensor:  # shape: (*, N) -> (*, N)
-        return torch.where(self._is_null(values), 0.0, values) if self.null else values
-
-    def _is_null(self, points: Tensor) -> Tensor:  # shape: (N,); eigenvalues come in ascending order
-        return torch.arange(points.shape[-1], device=points.device) < self.null
+    def parameter_slope(self, points: Tensor, dropped: Tensor, theta: Parameter) -> Tensor:
+        slopes = safe_divide(self.curve._parameter_derivative(points, theta), points)
+        return torch.where(dropped, 0.0, slopes)
