@@ -47,12 +47,13 @@ from powerpool.checks import (
 )
 from powerpool.curves import Curve
 from powerpool.errors import ArgumentError, DomainError, require_choice
-from powerpool.linalg.precision import as_float64, at_least_float32, without_autocast
+from powerpool.linalg.precision import at_least_float32, without_autocast
 from powerpool.linalg.products import symmetrize
 from powerpool.linalg.trace import Terms, make_terms
 from powerpool.moments.dense import count, kept, prepare
 from powerpool.solvers import SOLVERS, FeatureSolver, GramFactor, MatrixSolver, Solver, select_solver
 from powerpool.solvers.gram import factorize
+from powerpool.solvers.pool import require_representable, spectral_pool, split_unit
 
 Mode = Literal["elementwise", "spectral"]
 MODES = ("elementwise", "spectral")
@@ -97,7 +98,10 @@ def elementwise(
     with without_autocast(matrix):
         moment = at_least_float32(matrix)
         divided = terms.divide_matrix(moment, curve, checked)
-        return terms.add_residual(_elementwise(divided.p, curve, checked, terms, moment), divided).to(matrix.dtype)
+        result = terms.add_residual(_elementwise(divided.p, curve, checked, terms, moment), divided).to(matrix.dtype)
+    if checked:
+        require_representable(result, curve, terms, matrix, "entries")
+    return result
 
 
 def spectral(
@@ -142,7 +146,11 @@ def spectral(
         if checked:
             require_symmetric(given, moment, matrix.dtype)
         divided = terms.divide_matrix(moment, curve, checked)
-        return terms.add_residual(chosen.apply(divided.p, curve, checked, terms.round_off), divided).to(matrix.dtype)
+        value = chosen.apply(divided.p, curve, checked, terms.round_off)
+        result = terms.add_residual(value, divided).to(matrix.dtype)
+    if checked:
+        require_representable(result, curve, terms, matrix, "entries")
+    return result
 
 
 def first_order_pool(
@@ -245,23 +253,16 @@ def second_order_pool(
     terms = make_terms(eps, trace_power, slope, torch.float32)
     with without_autocast(features):
         sets = prepare(features, beta, coordinates, mask, check)
-        chosen = None
         if curve is not None and mode == "spectral":
             chosen = _choose(solver, curve, sets.values, locations=sets.values.shape[-1])
-            if curve.needs_float64 and chosen.exact:
-                sets = replace(sets, values=as_float64(sets.values))
-            if isinstance(chosen, FeatureSolver):
-                return chosen.apply(sets, curve, terms).to(features.dtype)
-        divided = terms.divide_product(sets.values, sets.number, curve)
-        if curve is None:
-            value = divided.p
-        elif chosen is None:
-            value = _elementwise(divided.p, curve, sets.checked, terms, divided.p)
+            result = spectral_pool(sets, curve, chosen, terms).to(features.dtype)
         else:
-            # Positive and symmetric by construction: only a solver that is not exact, and may diverge, is checked.
-            checked = sets.checked and not chosen.exact
-            value = cast("MatrixSolver", chosen).apply(divided.p, curve, checked, terms.round_off)
-        return terms.add_residual(value, divided).to(features.dtype)
+            divided = terms.divide_product(sets.values, sets.number, curve)
+            value = divided.p if curve is None else _elementwise(divided.p, curve, sets.checked, terms, divided.p)
+            result = terms.add_residual(value, divided).to(features.dtype)
+    if sets.checked:
+        require_representable(result, curve, terms, features, "features")
+    return result
 
 
 def gram_factor(
@@ -297,8 +298,10 @@ def gram_factor(
     require_features(features)
     curve = None if curve is None else _as_curve(curve)
     with without_autocast(features):
-        sets = prepare(features, beta, coordinates, mask, check)
-        return factorize(sets, curve, make_terms(eps, trace_power, slope, torch.float32))
+        terms = make_terms(eps, trace_power, slope, torch.float32)
+        sets, unit = split_unit(prepare(features, beta, coordinates, mask, check), curve, terms)
+        factor = factorize(sets, curve, terms)
+        return factor if unit is None else replace(factor, core=unit * factor.core)
 
 
 def require_pool_solver(solver: str | Solver, curve: Curve | None, mode: Mode) -> None:

@@ -16,7 +16,7 @@ from powerpool.checks import require_beta, require_finite, require_floating, val
 from powerpool.curves import Curve
 from powerpool.errors import ArgumentError, DomainError, DTypeError, ShapeError, require_choice
 from powerpool.functional import MODES, Mode
-from powerpool.linalg.precision import at_least_float32
+from powerpool.linalg.precision import as_float64, at_least_float32
 from powerpool.linalg.trace import make_terms
 from powerpool.moments.segments import segment_autocorrelation, segment_mean
 from powerpool.solvers import FeatureSolver, Solver, resolve
@@ -252,6 +252,8 @@ class SecondOrderAggregation(_PowerAggregation):
 
     def _by_segment(self, rows: Tensor, index: Tensor, graphs: int, largest: int | None) -> Tensor:  # (G, C, C)
         self._require_matrix_solver(largest)
+        if self.mode == "spectral" and self.curve is not None and self.curve.needs_float64:
+            rows = as_float64(rows)
         moment = segment_autocorrelation(rows, index, graphs, check=self.check)
         if self.curve is None:
             terms = make_terms(self.eps, self.trace_power, self.slope, torch.float32)

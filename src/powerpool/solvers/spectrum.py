@@ -16,7 +16,6 @@ from powerpool.errors import ArgumentError, DoubleBackwardError, NotPositiveErro
 from powerpool.linalg.precision import without_autocast
 from powerpool.linalg.products import symmetrize
 
-
 STEEP = 0.01
 """A curve is steep at the noise floor if it is larger there than this part of its value at the largest eigenvalue."""
 
