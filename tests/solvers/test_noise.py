@@ -120,7 +120,7 @@ LARGE = {
     "duplicated-channels": lambda: _normal(16, 64).repeat(2, 1),
     "duplicated-locations": lambda: _normal(32, 16).repeat(1, 4),
     "constant": lambda: torch.full((32, 64), 0.7312),
-    "square": (_normal(96, 96) + 0.5).relu,
+    "square": lambda: torch.relu(_normal(96, 96) + 0.5),
 }
 
 
