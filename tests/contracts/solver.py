@@ -28,7 +28,7 @@ Apply = Callable[[Tensor], Tensor]
 
 def round_off(matrix: Tensor, dtype: torch.dtype) -> float:
     """Relative error of an eigenvalue of ``matrix`` in ``dtype``; also the null space if the slope at 0 is infinite."""
-    return max(8.0, math.sqrt(matrix.shape[-1])) * torch.finfo(dtype).eps
+    return max(8.0, 2 * math.sqrt(matrix.shape[-1])) * torch.finfo(dtype).eps
 
 
 def scale_of(moment: Tensor, reference: Reference) -> float:

@@ -356,3 +356,20 @@ class TestErrorsOfSecondOrder:
         x, index = _batch(sizes, torch.float32)
         with pytest.raises(NotFiniteError, match="float32"):
             SecondOrderAggregation(CHANNELS, "maxexp")(x * 1e25, index)
+
+
+@BOTH_LAYOUTS
+def test_steep_curves_of_singular_graphs(sizes: list[int]) -> None:
+    """Large nodes of two directions: round-off must not pass for a third."""
+    generator = torch.Generator().manual_seed(0)
+    directions = torch.randint(-3, 4, (2, CHANNELS), generator=generator, dtype=torch.float64)
+    x, index = _batch(sizes)
+    x = 1000 * torch.randint(-3, 4, (len(x), 2), generator=generator, dtype=torch.float64) @ directions
+    for curve in (pp.AsinhE(10.0), pp.SigmE(5.0, trace_normalize=False)):
+        results = []
+        for leaf in (x.clone().requires_grad_(), x.float().requires_grad_()):
+            value = SecondOrderAggregation(CHANNELS, curve)(leaf, index, dim_size=len(sizes))
+            weights = torch.arange(value.numel(), dtype=value.dtype).view(value.shape).cos()
+            results.append((value.detach(), torch.autograd.grad(value, leaf, weights)[0]))
+        for exact, found in zip(*results, strict=True):
+            assert float((found.double() - exact).norm()) < 1e-5 * float(exact.norm())

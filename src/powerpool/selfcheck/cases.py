@@ -138,20 +138,23 @@ def matrices(seed: int) -> list[Given]:
 
 
 def feature_sets(seed: int) -> list[Given]:
-    """Ten sets of features: fewer and more locations than channels, low rank, extreme scales."""
+    """Sets of features: fewer and more locations than channels, low rank, extreme scales."""
     draw = random.Random(f"features {seed}")
-    few = _well_conditioned(draw, 8, 4)
+    few, many, almost = (_well_conditioned(draw, *shape) for shape in ((8, 4), (4, 8), (6, 5)))
+    repeated = [[*row, *row] for row in _well_conditioned(draw, 8, 2)]
     found = [
         ("few locations", few, ALL),
-        ("many locations", _well_conditioned(draw, 4, 8), ALL),
-        ("almost square", _well_conditioned(draw, 6, 5), ALL),
-        ("repeated locations", [[*row, *row] for row in _well_conditioned(draw, 8, 2)], ALL),
+        ("many locations", many, ALL),
+        ("almost square", almost, ALL),
+        ("repeated locations", repeated, ALL),
         ("orthogonal", _times(_diagonal([1.0] * 4), 2.0), ALL),
         ("one location", _grid(draw, 4, 1), ALL),
         ("one channel", _grid(draw, 1, 8), ALL),
         ("zero", [[0.0] * 2 for _ in range(4)], WIDE),
         ("huge", _times(few, 2.0**20), WIDE),
         ("tiny", _times(few, 2.0**-20), WIDE),
+        # A steep curve resolves the null space of this one to the noise floor of float64, not to its round-off.
+        ("repeated locations, huge", _times(repeated, 2.0**20), (torch.float32,)),
     ]
     return [Given(name, oracle.exact(rows), _upstream(draw, len(rows)), dtypes, True) for name, rows, dtypes in found]
 

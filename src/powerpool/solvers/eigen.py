@@ -22,8 +22,9 @@ class Eigen(MatrixSolver):
               K_{ij} = \frac{g(\lambda_i)-g(\lambda_j)}{\lambda_i-\lambda_j}
 
     with :math:`g'(\lambda_i)` on ties (Daleckii-Krein). The gradient does not divide by eigenvalue gaps, so equal
-    eigenvalues, rank-deficient matrices and the zero matrix need no jitter. If :math:`g'(0)` is infinite (Gamma
-    below 1), the block of K between null vectors is 0. Double backward raises.
+    eigenvalues, rank-deficient matrices and the zero matrix need no jitter. Eigenvalues below the noise floor count
+    as 0. If :math:`g'(0)` is infinite (Gamma below 1), or the curve is steep at the floor, the block of K between null
+    vectors is 0. Double backward raises.
     """
 
     name: ClassVar[str] = "eigen"

@@ -43,8 +43,9 @@ class Gram(FeatureSolver):
     .. math:: \hat g(X X^T) = X\, h(K)\, X^T, \qquad h(\lambda) = g(\lambda)/\lambda
 
     MaxExp with integer eta needs no eigenvalues: :math:`h(K) = \sum_{k<\eta} (I-K)^k` is a chain of products. Other
-    curves need the eigendecomposition of the small K, with the Daleckii-Krein backward of h. If the slope at 0 is
-    infinite, the null space is dropped. Double backward is supported for integer powers, and raises for other curves.
+    curves need the eigendecomposition of the small K, with the Daleckii-Krein backward of h. If the curve is steep at
+    the noise floor, the null space is dropped. Double backward is supported for integer powers, and raises for other
+    curves.
     """
 
     name: ClassVar[str] = "gram"
