@@ -38,15 +38,15 @@ class Gamma(Curve):
         """True for gamma < 1, and for a tensor gamma, which training may push below 1."""
         return isinstance(self.gamma, Tensor) or self.gamma < 1
 
-    @property
-    def needs_float64(self) -> bool:
-        """True for gamma < 1/3, and for a tensor gamma: the scale of a matrix does not matter to a power."""
-        return isinstance(self.gamma, Tensor) or self.gamma < 1 / 3
-
     def integer_power(self) -> IntegerPower | None:
         """Return the curve itself if gamma is a whole number."""
         exponent = whole_number(self.gamma)
         return None if exponent is None or exponent < 1 else IntegerPower(exponent, complement=False)
+
+    @property
+    def needs_float64(self) -> bool:
+        """True for gamma < 1/3, and for a tensor gamma: the scale of a matrix does not matter to a power."""
+        return isinstance(self.gamma, Tensor) or self.gamma < 1 / 3
 
     def _value(self, p: Tensor, theta: Parameter) -> Tensor:
         return torch.pow(p, theta)
