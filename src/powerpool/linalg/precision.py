@@ -12,6 +12,11 @@ from torch import Tensor
 _HALF = (torch.float16, torch.bfloat16)
 
 
+def as_float64(tensor: Tensor) -> Tensor:
+    """Return the tensor as float64, if its device has that."""
+    return tensor if tensor.device.type == "mps" else tensor.double()
+
+
 def at_least_float32(tensor: Tensor) -> Tensor:
     """Return the tensor, as float32 if it is float16 or bfloat16."""
     return tensor.float() if tensor.dtype in _HALF else tensor
@@ -21,8 +26,3 @@ def without_autocast(tensor: Tensor) -> torch.autocast:
     """Return a context in which products on the tensor's device keep the dtype of their operands."""
     # The meta device computes nothing, and torch.autocast does not accept it.
     return torch.autocast(device_type="cpu" if tensor.is_meta else tensor.device.type, enabled=False)
-
-
-def as_float64(tensor: Tensor) -> Tensor:
-    """Return the tensor as float64, if its device has that."""
-    return tensor if tensor.device.type == "mps" else tensor.double()

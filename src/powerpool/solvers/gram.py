@@ -113,7 +113,7 @@ class _Ratio(SpectralForm):
 
     def dropped(self, eigenvalues: Tensor, theta: Parameter) -> Tensor:
         """Drop the null space that follows from the shape of X as well: h(0) would multiply the round-off of X v."""
-        found = super().dropped(eigenvalues, theta)
+        found = super().dropped(eigenvalues.clamp(min=0.0), theta)  # K is positive: below 0 there is noise alone
         if not self.null:
             return found
         return found | (torch.arange(eigenvalues.shape[-1], device=eigenvalues.device) < self.null)  # ascending order
