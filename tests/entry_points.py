@@ -26,6 +26,7 @@ OF_A_MATRIX: dict[str, Call] = {
     "eigen-asinhe": lambda m, **k: pp.spectral(m, "asinhe", "eigen", **k),
     "squaring": lambda m, **k: pp.spectral(m, pp.MaxExp(7), "squaring", **k),
     "newton_schulz": lambda m, **k: pp.spectral(m, pp.Gamma(0.5), "newton_schulz", **k),
+    "minimax": lambda m, **k: pp.spectral(m, pp.Gamma(0.5), "minimax", **k),
     "jitter": lambda m, **k: pp.spectral(m, pp.MaxExp(7), "jitter", **k),
     "ElementwisePowerNorm": lambda m, **k: pp.nn.ElementwisePowerNorm("sigme", **k)(m),
     "SpectralPowerNorm": lambda m, **k: pp.nn.SpectralPowerNorm("maxexp", **k)(m),
@@ -42,6 +43,7 @@ SECOND_ORDER: dict[str, Call] = {
     "gram": lambda f, **k: pp.second_order_pool(f, pp.MaxExp(7), solver="gram", **k),
     "gram-eigh": lambda f, **k: pp.second_order_pool(f, pp.SigmE(5.0), solver="gram", **k),
     "newton_schulz": lambda f, **k: pp.second_order_pool(f, pp.Gamma(0.5), solver="newton_schulz", **k),
+    "minimax": lambda f, **k: pp.second_order_pool(f, pp.Gamma(0.5), solver="minimax", **k),
     "gram_factor": lambda f, **k: pp.gram_factor(f, pp.MaxExp(7), **k).dense(),
     "gram_factor-plain": lambda f, **k: pp.gram_factor(f, **k).dense(),
 }

@@ -313,6 +313,7 @@ def test_solvers_that_cannot_apply_the_curve() -> None:
     other = {
         "squaring": [pp.MaxExp(2.5), pp.Gamma(0.5), pp.SigmE(5.0), pp.FAHDP(0.3, "identity"), pp.SignedMaxExp(5)],
         "newton_schulz": [pp.Gamma(0.3), pp.Gamma(1), pp.MaxExp(5), pp.SigmE(5.0)],
+        "minimax": [pp.Gamma(0.3), pp.MaxExp(5)],
     }
     for solver, curves in other.items():
         for curve in curves:

@@ -261,6 +261,7 @@ def test_one_channel_and_one_location(path: dict[str, Any]) -> None:
         lambda m: pp.spectral(m, "hdp", "eigen"),
         lambda m: pp.spectral(m, "maxexp", "squaring"),
         lambda m: pp.spectral(m, pp.Gamma(0.5), "newton_schulz"),
+        lambda m: pp.spectral(m, pp.Gamma(0.5), "minimax"),
     ],
 )
 def test_batch_of_no_matrices(call: Callable[[Tensor], Tensor]) -> None:

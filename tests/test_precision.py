@@ -23,6 +23,7 @@ OF_FEATURES: dict[str, Callable[..., Any]] = {
     "gram": lambda f, **k: pp.second_order_pool(f, pp.MaxExp(50), solver="gram", beta=0.3, **k),
     "gram-eigh": lambda f, **k: pp.second_order_pool(f, pp.SigmE(5.0), solver="gram", beta=0.3, **k),
     "newton_schulz": lambda f, **k: pp.second_order_pool(f, pp.Gamma(0.5), solver="newton_schulz", **k),
+    "minimax": lambda f, **k: pp.second_order_pool(f, pp.Gamma(0.5), solver="minimax", **k),
     "residual": lambda f, **k: pp.second_order_pool(f, pp.MaxExp(7), trace_power=0.5, slope=0.1, **k),
     "coordinates": lambda f, **k: pp.second_order_pool(
         f, pp.MaxExp(7), beta=1.0, coordinates=pp.spatial_coordinates(3, 3, pivots=2), **k

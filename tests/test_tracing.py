@@ -26,6 +26,7 @@ CASES: dict[str, dict[str, Any]] = {
     "squaring": {"curve": pp.MaxExp(7), "solver": "squaring"},
     "gram": {"curve": pp.MaxExp(7), "solver": "gram"},
     "newton_schulz": {"curve": pp.Gamma(0.5), "solver": pp.solvers.NewtonSchulz(iterations=3)},
+    "minimax": {"curve": pp.Gamma(0.5), "solver": "minimax"},
     "everything": {
         "curve": pp.MaxExp(5),
         "beta": 0.5,
@@ -42,7 +43,7 @@ WITH_EIGENVALUES: dict[str, dict[str, Any]] = {
     "eigen": {"curve": pp.HDP(0.1), "solver": "eigen"},
     "gram-eigh": {"curve": pp.SigmE(5.0), "solver": "gram"},
 }
-COMPILED = ["squaring", "gram", "newton_schulz", "everything"]
+COMPILED = ["squaring", "gram", "newton_schulz", "minimax", "everything"]
 every_case_and_eigen = pytest.mark.parametrize(
     "options", [*CASES.values(), *WITH_EIGENVALUES.values()], ids=[*CASES, *WITH_EIGENVALUES]
 )

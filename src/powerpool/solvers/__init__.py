@@ -7,11 +7,14 @@ from powerpool.solvers.base import FeatureSolver, MatrixSolver, Solver
 from powerpool.solvers.eigen import Eigen
 from powerpool.solvers.gram import Gram, GramFactor
 from powerpool.solvers.jitter import Jitter
+from powerpool.solvers.minimax import Minimax
 from powerpool.solvers.newton_schulz import NewtonSchulz
 from powerpool.solvers.select import SolverChoice, select_solver
 from powerpool.solvers.squaring import Squaring
 
-SOLVERS: dict[str, type[Solver]] = {solver.name: solver for solver in (Eigen, Squaring, Gram, NewtonSchulz, Jitter)}
+SOLVERS: dict[str, type[Solver]] = {
+    solver.name: solver for solver in (Eigen, Squaring, Gram, NewtonSchulz, Minimax, Jitter)
+}
 
 __all__ = [
     "SOLVERS",
@@ -22,6 +25,7 @@ __all__ = [
     "GramFactor",
     "Jitter",
     "MatrixSolver",
+    "Minimax",
     "NewtonSchulz",
     "Solver",
     "SolverChoice",
