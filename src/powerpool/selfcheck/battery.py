@@ -19,7 +19,7 @@ from powerpool.selfcheck import cases, checks, oracle
 from powerpool.selfcheck.cases import CurveCase, Given
 from powerpool.selfcheck.checks import Check, Findings, Operator, Problem, Right, run
 
-SOLVERS = ("eigen", "squaring", "gram", "newton_schulz", "jitter", "auto")
+SOLVERS = ("eigen", "squaring", "gram", "newton_schulz", "minimax", "jitter", "auto")
 
 TOLERANCES = {torch.float64: 1e-11, torch.float32: 1e-4, torch.bfloat16: 1e-2, torch.float16: 1.5e-3}
 """Errors of values are relative to the norm of the right value, errors of gradients to the largest gradient that the
@@ -91,7 +91,8 @@ class Battery:
         matrices = self.matrices
         if solver == "jitter":  # its gradient divides by the gaps
             matrices = [given for given in matrices if given.name.startswith("separated")]
-        if solver == "newton_schulz":  # singular matrices have a row with another tolerance
+        # Singular matrices have a row with another tolerance for newton_schulz, and are refused by minimax.
+        if solver in ("newton_schulz", "minimax"):
             matrices = [given for given in matrices if not given.is_singular]
         for curve in cases.CURVES:
             if solver != "auto" and solvers.resolve(solver).refusal(curve.curve) is not None:

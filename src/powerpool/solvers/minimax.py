@@ -11,7 +11,7 @@ from torch import Tensor
 from powerpool.curves.base import Curve
 from powerpool.curves.gamma import Gamma
 from powerpool.errors import NotPositiveError
-from powerpool.linalg.products import MatrixFunction, symmetrize
+from powerpool.linalg.products import MatrixFunction, symmetrize, twice_symmetric
 from powerpool.linalg.trace import trace_of
 from powerpool.solvers import replay
 from powerpool.solvers.base import MatrixSolver, require_pairwise_positive
@@ -99,8 +99,9 @@ class _Root(MatrixFunction):
         bound = _bound(square)
         is_zero = (trace == 0) & (bound == 0)
         bound = torch.where(is_zero, 1.0, bound)
+        constant, linear, quadratic = steps[0]
         y = divided / bound
-        z = _add_to_diagonal(y * steps[0][1] + square * (steps[0][2] / bound.square()), steps[0][0])
+        z = _add_to_diagonal(torch.addcmul(y * linear, square, quadratic / bound.square()), constant)
         y = torch.bmm(y, z)
         for step in steps[1:]:
             # Not symmetrised: that breaks Y = M Z, and the iteration diverges.
@@ -117,21 +118,21 @@ class _Root(MatrixFunction):
         s, inverse, scale = kept
         steps = (*LYAPUNOV, LAST_LYAPUNOV, LAST_LYAPUNOV) if s.dtype == torch.float64 else LYAPUNOV
         size, size_of_inverse = (torch.linalg.vector_norm(m.detach(), dim=(-2, -1), keepdim=True) for m in (s, inverse))
-        balance = torch.where(size > 0, size_of_inverse / size, 1.0).sqrt()
-        # The Newton step B -> (B + B^-1)/2 maps a condition of 1000 to 16. The sign does not depend on the factor 1/2.
-        a = symmetrize(inverse / balance + s * balance)
-        x = torch.baddbmm(grad * balance.square(), torch.bmm(inverse, grad), inverse.mT) / balance
+        balance = torch.where(size > 0, size_of_inverse / size, 1.0)
+        # The Newton step B -> (B + B^-1)/2, which maps a condition of 1000 to 16; the sign does not depend on factors.
+        a = torch.addcmul(inverse, s, balance)
+        x = torch.baddbmm(grad * balance, torch.bmm(inverse, grad), inverse.mT)
         square = torch.bmm(a, a)
         bound = _bound(square)
-        a, x, square = a / bound, x / bound, square / bound.square()
+        a, square = a / bound, square / bound.square()
         for number, (linear, cubic) in enumerate(steps):
             ax = torch.bmm(a, x)
-            half = torch.bmm(a, torch.sub(ax, ax.mT, alpha=0.5))
-            x = (x * linear).add_(half, alpha=cubic).add_(half.mT, alpha=cubic)
+            half = torch.baddbmm(x, a, torch.sub(ax, ax.mT, alpha=0.5), beta=linear / 2, alpha=cubic)
+            x = twice_symmetric(half)
             if number < len(steps) - 1:
                 square = square if number == 0 else torch.bmm(a, a)
-                a = torch.bmm(a, _add_to_diagonal(square * cubic, linear))
-        return x * torch.where(scale == 0, 0.0, 0.5 / scale)
+                a = torch.baddbmm(a, a, square, beta=linear, alpha=cubic)
+        return x * torch.where(scale == 0, 0.0, 0.5 / (scale * bound))
 
 
 def _bound(square: Tensor) -> Tensor:  # shape: (B, C, C) -> (B, 1, 1)
