@@ -137,7 +137,7 @@ def _unsolvable() -> dict[str, Tensor]:
 @pytest.mark.parametrize("name", list(_unsolvable()))
 def test_what_does_not_converge_is_refused_or_nan(name: str) -> None:
     matrix = _unsolvable()[name]
-    with pytest.raises(NotPositiveError, match=r"minimax|positive semi-definite"):
+    with pytest.raises(NotPositiveError, match="minimax"):
         _root(matrix)
     good = torch.eye(matrix.shape[-1])
     leaf = torch.stack([matrix, good]).requires_grad_()

@@ -14,7 +14,7 @@ from powerpool.errors import NotPositiveError
 from powerpool.linalg.products import MatrixFunction, symmetrize, twice_symmetric
 from powerpool.linalg.trace import trace_of
 from powerpool.solvers import replay
-from powerpool.solvers.base import MatrixSolver, require_pairwise_positive
+from powerpool.solvers.base import MatrixSolver
 
 # Every row holds the coefficients of x, x^3, x^5, ... of the odd polynomial that is closest to 1 on the interval that
 # the rows above it map [SMALLEST, 1] to (Polar Express, arXiv 2505.16932). Composed, they are 1 up to 8e-7 on it.
@@ -76,14 +76,12 @@ class Minimax(MatrixSolver):
 
     def apply(self, matrix: Tensor, curve: Curve, check: bool, round_off: float) -> Tensor:
         """See :class:`MatrixSolver`."""
-        if check:
-            require_pairwise_positive(matrix, type(curve).__name__, round_off)
         root = replay.run(_Root(), matrix)
         if check and bool(torch.isnan(root.detach()[..., :1, :1]).any()):
             raise NotPositiveError(
-                "solver 'minimax' needs a positive definite matrix of condition below about 1e6 (the square root of an "
-                "eigenvalue did not converge). Use solver='eigen', or 'gram' for features with fewer locations than "
-                "channels."
+                "solver 'minimax' needs a positive definite matrix of condition below about 1e6 (got one with an "
+                "eigenvalue whose root did not converge). Use solver='eigen', or 'gram' for features with fewer "
+                "locations than channels."
             )
         return root
 
