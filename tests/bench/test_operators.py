@@ -22,6 +22,15 @@ def test_the_first_quick_case_runs(suite):
     assert made.targets if suite == "pools" else made.selection or suite == "curves"
 
 
+def test_the_square_root_is_measured_beside_newton_schulz():
+    case = next(case for case in suite_cases("solvers", quick=True, device="cpu") if "Gamma" in case.name)
+    results = {result.name: result for result in run_case(case, Effort(3, 0.1, 0)).results}
+    assert results["powerpool minimax"].value_error < 1e-5
+    assert results["powerpool minimax"].decompositions == 0
+    assert results["Newton-Schulz 5"].value_error > 1e-2
+    assert results["powerpool minimax"].products < results["Newton-Schulz 5"].products
+
+
 @pytest.mark.parametrize("suite", SUITES)
 @pytest.mark.parametrize("quick", [True, False])
 def test_cases_and_contenders_have_unique_names_and_references(suite, quick):

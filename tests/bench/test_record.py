@@ -162,6 +162,15 @@ def test_selection_compares_the_choice_with_the_fastest():
     assert (row.best, row.times_best) == ("squaring", pytest.approx(2.0))
 
 
+def test_the_fastest_solver_is_an_exact_one():
+    sizes = {"batch": 8, "channels": 64, "locations": 192}
+    results = [samples.measured(f"powerpool {name}", time) for name, time in (("eigen", 6.0), ("minimax", 3.0))]
+    case = dataclasses.replace(samples.case("row", sizes, *results), labels={"curve": "Gamma(0.5)"})
+    (row,) = find_selection([case], CURVES)
+    assert (row.chosen, row.best, row.times_best) == ("eigen", "eigen", 1.0)
+    assert row.seconds["minimax"] == pytest.approx(3e-3)
+
+
 @pytest.mark.parametrize("rival, lost", [(2.0, True), (2.9, False), (4.0, False)])
 def test_a_competitor_with_the_same_answer_and_less_time_is_a_loss(rival: float, lost: bool) -> None:
     floor = dataclasses.replace(samples.measured("form M", 1.0, "floor"), answers="another question")

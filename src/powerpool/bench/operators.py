@@ -10,7 +10,7 @@ from torch import Tensor
 import powerpool as pp
 from powerpool.bench import competitors, reference
 from powerpool.bench.cases import MOMENT, BenchCase, Contender, Inputs, Reference
-from powerpool.bench.record import GRAM, TARGETS, Skipped
+from powerpool.bench.record import GRAM, NEWTON_SCHULZ, TARGETS, Skipped
 from powerpool.bench.reference import EPS, Scalar
 from powerpool.curves import Curve
 
@@ -86,8 +86,16 @@ def _curve_case(inputs: Inputs, name: str) -> BenchCase:
 
 # ---- solvers ---------------------------------------------------------------------------------------------------------
 
-SOLVER_CURVES = {"MaxExp(50)": maxexp(50), "MaxExp(500)": maxexp(500), "HDP(0.01)": CURVES["HDP(0.01)"]}
-"""Not Gamma(0.5): with as many locations as channels its gradient is ill-conditioned, and float32 answers disagree."""
+ROOT = "Gamma(0.5)"
+SOLVER_CURVES = {
+    "MaxExp(50)": maxexp(50),
+    "MaxExp(500)": maxexp(500),
+    "HDP(0.01)": CURVES["HDP(0.01)"],
+    ROOT: CURVES[ROOT],
+}
+ROOT_RATIO = 3
+"""Locations as a multiple of channels for Gamma(0.5): with as many locations as channels its gradient is
+ill-conditioned, and float32 answers disagree."""
 SOLVER_CHANNELS = (16, 32, 64, 128, 256, 512)
 RATIOS = (0.25, 0.5, 0.7, 0.9, 1.0, 1.5, 4.0)
 """Locations as a multiple of channels."""
@@ -102,14 +110,27 @@ def solvers(quick: bool, device: str = "cpu") -> list[BenchCase]:
     The thresholds of ``select_solver`` come from these measurements.
     """
     channels, ratios = ((16, 64), (0.5, 2.0)) if quick else (SOLVER_CHANNELS, RATIOS)
-    names = ("MaxExp(50)", "HDP(0.01)") if quick else tuple(SOLVER_CURVES)
+    names = ("MaxExp(50)", "HDP(0.01)") if quick else ("MaxExp(50)", "MaxExp(500)", "HDP(0.01)")
     found = []
     for name in names:
         for size in channels:
             locations = [round(ratio * size) for ratio in ratios if size < LARGE or ratio <= 1]
             found += [_solver_case(Inputs(BATCH, size, count, device), name, "features") for count in locations]
             found.append(_solver_case(Inputs(BATCH, size, 2 * size, device), name, "matrix"))
-    return found
+    return found + [_root_case(Inputs(BATCH, size, ROOT_RATIO * size, device)) for size in channels]
+
+
+def _root_case(inputs: Inputs) -> BenchCase:
+    """The square root at full rank: by eigenvalues, by products, and by Newton-Schulz, which does not converge."""
+    row, answers = SOLVER_CURVES[ROOT], f"spectral {ROOT}"
+    contenders = [inputs.floor()]
+    for solver in ("eigen", "minimax"):
+        pool = partial(pp.second_order_pool, curve=row.curve, solver=solver)
+        contenders.append(inputs.contender(f"powerpool {solver}", "powerpool", answers, pool))
+    five = partial(competitors.newton_schulz, iterations=5)
+    contenders.append(inputs.contender(NEWTON_SCHULZ, "competitor", answers, five, approximate=True))
+    references, labels = inputs.references({answers: row.spectral}), {"curve": ROOT, "from": "features"}
+    return BenchCase("solvers", f"{ROOT} {inputs.name}", inputs.sizes, contenders, references, [], labels)
 
 
 def _solver_case(inputs: Inputs, name: str, source: str) -> BenchCase:
