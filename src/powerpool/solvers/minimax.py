@@ -99,11 +99,12 @@ class _Root(MatrixFunction):
         bound = torch.where(is_zero, 1.0, bound)
         constant, linear, quadratic = steps[0]
         y = divided / bound
-        z = _add_to_diagonal(torch.addcmul(y * linear, square, quadratic / bound.square()), constant)
+        identity = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
+        z = torch.addcmul(torch.add(constant * identity, y, alpha=linear), square, quadratic / bound.square())
         y = torch.bmm(y, z)
         for step in steps[1:]:
             # Not symmetrised: that breaks Y = M Z, and the iteration diverges.
-            w = _even_part(torch.bmm(z, y), step)
+            w = _even_part(torch.bmm(z, y), step, identity)
             y, z = torch.bmm(y, w), torch.bmm(w, z)
         rest = matrix.shape[-1] - (z.detach() * y.detach().mT).sum((-2, -1), keepdim=True)
         known = is_zero | (rest.abs() <= UNCONVERGED)
@@ -139,16 +140,11 @@ def _bound(square: Tensor) -> Tensor:  # shape: (B, C, C) -> (B, 1, 1)
     return 1.02 * torch.linalg.vector_norm(square.detach(), dim=(-2, -1), keepdim=True).sqrt()
 
 
-def _even_part(r: Tensor, step: tuple[float, ...]) -> Tensor:
+def _even_part(r: Tensor, step: tuple[float, ...], identity: Tensor) -> Tensor:
     """Compute q(R) for an odd polynomial x q(x^2), in one product for degree 5 and two for degree 9."""
+    base = torch.add(step[0] * identity, r, alpha=step[1])
     if len(step) == 3:
-        return _add_to_diagonal(torch.baddbmm(r, r, r, beta=step[1], alpha=step[2]), step[0])
+        return torch.baddbmm(base, r, r, alpha=step[2])
     square = torch.bmm(r, r)
-    factor = _add_to_diagonal(torch.add(r * step[3], square, alpha=step[4]), step[2])
-    return _add_to_diagonal(torch.baddbmm(r, square, factor, beta=step[1]), step[0])
-
-
-def _add_to_diagonal(matrix: Tensor, value: float) -> Tensor:
-    """Add a multiple of the identity to a matrix that nobody else holds."""
-    matrix.diagonal(dim1=-2, dim2=-1).add_(value)
-    return matrix
+    factor = torch.add(torch.add(step[2] * identity, r, alpha=step[3]), square, alpha=step[4])
+    return torch.baddbmm(base, square, factor)
