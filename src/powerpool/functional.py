@@ -6,9 +6,9 @@ autocast is switched off inside.
 Shared arguments:
     curve: a curve such as ``MaxExp(eta=50)``, or its name for the default parameter. ``None``, where it is allowed,
         leaves the curve out.
-    solver: how the curve is applied to the spectrum: ``"eigen"``, ``"squaring"``, ``"newton_schulz"``, ``"jitter"``, a
-        configured solver such as ``solvers.NewtonSchulz(iterations=5)``, or ``"auto"`` for the choice of
-        :func:`powerpool.select_solver`. With features also ``"gram"``, which works in the space of locations.
+    solver: how the curve is applied to the spectrum: ``"eigen"``, ``"squaring"``, ``"newton_schulz"``, ``"minimax"``,
+        ``"jitter"``, a configured solver such as ``solvers.NewtonSchulz(iterations=5)``, or ``"auto"`` for the choice
+        of :func:`powerpool.select_solver`. With features also ``"gram"``, which works in the space of locations.
     beta: the share of the mean over locations that is removed, from 0 (autocorrelation) to 1 (covariance).
     coordinates: ``(2Z, N)``, appended to the features of every set, for instance from
         :func:`powerpool.spatial_coordinates`.

@@ -149,6 +149,14 @@ def test_what_does_not_converge_is_refused_or_nan(name: str) -> None:
     assert torch.isfinite(grad[1]).all()
 
 
+def test_features_with_a_redundant_channel_are_nan_without_checks() -> None:
+    """Round-off must not pass for the eigenvalue 0 of an exact moment."""
+    features = torch.randn(40, 32, 96, generator=torch.Generator().manual_seed(0)).relu()
+    features[:20, 1] = features[:20, 0]
+    features[20:, 1] = features[20:, 2:].mean(1)
+    assert torch.isnan(pp.second_order_pool(features, SQRT, solver="minimax", check=False)).all()
+
+
 def test_rank_deficient_features_are_refused() -> None:
     features = torch.randn(32, 8, generator=torch.Generator().manual_seed(0))
     with pytest.raises(NotPositiveError, match="'gram'"):

@@ -55,14 +55,16 @@ class Minimax(MatrixSolver):
     :math:`SX + XS = G` by one Newton step with :math:`Z \approx S^{-1}` and six cubic iterations.
 
     The error of the approximation is at most 8e-7 of the root of every eigenvalue :math:`\ge 5\cdot10^{-7}\nu`; in
-    float64 one more step makes it negligible. Round-off dominates in float32: it grows with
-    :math:`\lVert S\rVert\lVert S^{-1}\rVert`. The value is off by about 1e-5 of its norm at condition 1e4 and 2e-5 at
-    1e6 for eigenvalues that decay geometrically, and by 2e-4 at 1e6 at worst, where ``eigen`` has 1e-5, 1e-4 and
-    4e-4. The gradient is off by 3e-5 and 2e-3 where ``eigen`` has 3e-4 and 4e-2, but by up to ten times the error of
-    ``eigen`` after it is multiplied by features, because the errors of ``eigen`` lie along small eigenvalues.
+    float64 one more step makes it negligible. In float32 round-off dominates, which grows with
+    :math:`\lVert S\rVert\lVert S^{-1}\rVert`. For eigenvalues that decay geometrically the value is off by 5e-6 of
+    its norm at condition 1e4 and by about 1e-5 at 1e6, the gradient by 2e-5 and 2e-3. At worst, with one large
+    eigenvalue and all others 1e6 times smaller, the value is off by 1e-4. Errors of the gradient are spread over all
+    eigenvalues, those of ``eigen`` are not: multiplied by features, which have little in the direction of small
+    eigenvalues, they are up to ten times those of ``eigen``.
 
-    A matrix whose condition is larger, or that is singular, has eigenvalues that do not converge. This is detected: it
-    is refused, or NaN with checks off. The zero matrix has value and gradient 0. Double backward is supported.
+    A matrix of larger condition, a singular or an indefinite one has eigenvalues that do not converge. This is
+    detected: the matrix is refused, or NaN with checks off. The zero matrix has value and gradient 0. Double backward
+    is supported.
     """
 
     name: ClassVar[str] = "minimax"
