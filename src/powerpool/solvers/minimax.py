@@ -60,7 +60,7 @@ class Minimax(MatrixSolver):
     its norm at condition 1e4 and by about 1e-5 at 1e6, the gradient by 2e-5 and 2e-3. At worst, with one large
     eigenvalue and all others 1e6 times smaller, the value is off by 1e-4. Errors of the gradient are spread over all
     eigenvalues, those of ``eigen`` are not: multiplied by features, which have little in the direction of small
-    eigenvalues, they are up to ten times those of ``eigen``.
+    eigenvalues, they are mostly within ten times those of ``eigen``, and 40 times at condition 1e6 and 16 channels.
 
     A matrix of larger condition, a singular or an indefinite one has eigenvalues that do not converge. This is
     detected: the matrix is refused, or NaN with checks off. The zero matrix has value and gradient 0. Double backward
