@@ -31,6 +31,16 @@ def test_symmetric_products_are_the_products(size: int) -> None:
     torch.testing.assert_close(found, 2 * a - 3 * a @ b)
 
 
+@pytest.mark.parametrize("columns", [1, 3, 7])
+def test_the_product_of_a_symmetric_matrix_has_the_layout_of_its_factor(columns: int) -> None:
+    a, _ = _commuting(5)
+    x = torch.randn(2, 5, columns, dtype=torch.float64)
+    for one in (x, x.mT.contiguous().mT):
+        found = products.symmetric_times(a, one)
+        torch.testing.assert_close(found, a @ x)
+        assert found.stride() == one.stride() or columns == 1
+
+
 @pytest.mark.parametrize("shape", [(16, 40), (2, 19, 32), (2, 2, 18, 33), (2, 40, 20), (3, 10, 40), (0, 4, 5)])
 def test_self_product_of_every_shape(shape: tuple[int, ...]) -> None:
     x = torch.randn(shape, dtype=torch.float64, requires_grad=True)

@@ -102,16 +102,30 @@ def test_the_memory_of_a_training_step_does_not_depend_on_the_step_before() -> N
     assert peaks[networks.SECOND_ORDER] > peaks[networks.AVERAGE]
 
 
-def test_both_forms_of_sosn_are_one_network() -> None:
+def test_an_episode_has_two_forms_of_both_networks() -> None:
     (case,) = networks.episodes(quick=True)
-    record = run_case(case, QUICK)  # compares the losses of both
+    record = run_case(case, QUICK)  # compares the losses of both forms
     assert not record.error
-    assert [result.name for result in record.results] == [networks.RELATION_NET, networks.STACKED, networks.SOSN]
-    support, query = torch.rand(3, 2, 1, 28, 28), torch.rand(4, 1, 28, 28)
+    assert record.floor is not None
+    assert record.floor.name == networks.RELATION_NET
+    assert {result.name for result in record.results} == {
+        networks.RELATION_NET,
+        networks.STACKED_RELATION,
+        networks.STACKED,
+        networks.SOSN,
+    }
+
+
+@pytest.mark.parametrize(
+    "method, stacked", [("SoSN(x)+SigmE", networks.stacked_sosn), ("RelationNet", networks.stacked_relation)]
+)
+@pytest.mark.parametrize("size", [28, 60])
+def test_both_forms_are_one_network(method: str, stacked, size: int) -> None:
+    support, query = torch.rand(3, 2, 1, size, size), torch.rand(4, 1, size, size)
     found = []
-    for make in (make_network, networks.stacked_sosn):
+    for make in (make_network, stacked):
         torch.manual_seed(0)
-        network = make(ModelConfig("SoSN(x)+SigmE", hidden=8), 1, 28).double()
+        network = make(ModelConfig(method, hidden=8), 1, size).double()
         network(support.double(), query.double()).sum().backward()
         found.append([parameter.grad for parameter in network.encoder.parameters()])
     for one, other in zip(*found, strict=True):

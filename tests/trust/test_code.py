@@ -147,7 +147,7 @@ def test_a_model_of_two_gib_of_zeros_is_refused_without_reading_it(
 
 GRAPH = ["train", "graph", "--folds", "3", "--model.hidden", "4", "--model.layers", "1", "--training.epochs", "1"]
 CUT = ["--train_classes", "2", "--validation_classes", "2", "--class_order", "names"]
-FEWSHOT = ["train", "fewshot", *CUT, "--test.way", "2", "--size", "16"]
+FEWSHOT = ["train", "fewshot", *CUT, "--test.way", "2", "--size", "16", "--training.precision", "32-true"]
 
 
 def test_checkpoints_with_code_are_refused(hostile: Path, witness: Path, tmp_path: Path, capsys: Any) -> None:

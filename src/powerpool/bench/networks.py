@@ -25,7 +25,7 @@ from powerpool.bench.reference import Answer
 from powerpool.data import Crops, ImageDataset, ImageSplit, list_images, load_graphs
 from powerpool.integrations.backbones import fold_batch_norm, load_backbone
 from powerpool.tasks.fewshot.config import ModelConfig as EpisodeConfig
-from powerpool.tasks.fewshot.model import EpisodeNetwork, SoSN, make_network
+from powerpool.tasks.fewshot.model import EpisodeNetwork, RelationNet, SoSN, make_network, map_side
 from powerpool.tasks.graph.config import ModelConfig as GraphConfig
 from powerpool.tasks.graph.model import GraphClassifier
 from powerpool.tasks.vision.extraction import Frozen, stream_maps
@@ -224,13 +224,15 @@ def _left_out(name: str, sizes: dict[str, int], reason: str) -> BenchCase:
 # ---- episodes: one training episode of few-shot learning -------------------------------------------------------------
 
 QUERIES = 5
-RELATION_NET, STACKED, SOSN = "Relation Net", "SoSN+SigmE, every pair put together", "SoSN+SigmE"
+RELATION_NET, STACKED_RELATION = "Relation Net", "Relation Net, every pair put together"
+SOSN, STACKED = "SoSN+SigmE", "SoSN+SigmE, every pair put together"
 
 
 def episodes(quick: bool) -> list[BenchCase]:
     """SoSN and Relation Net with the same encoder and five queries a class; ``quick`` takes small images.
 
-    They differ in the comparison: Relation Net has 19 x 19 maps of 128 channels for each pair, SoSN 64 x 64 matrices.
+    They differ in the comparison: Relation Net has two convolutions on 19 x 19 maps, SoSN four on 64 x 64 matrices.
+    Both are also measured with the first convolution on every pair.
     """
     if quick:
         return [_episode_case("2-way 1-shot, 28 px", way=2, shot=1, pixels=28, hidden=8)]
@@ -264,6 +266,23 @@ def stacked_sosn(config: EpisodeConfig, channels: int, pixels: int) -> EpisodeNe
     return network
 
 
+class StackedRelationNet(RelationNet):
+    """Relation Net with the first block on the concatenated maps of every pair, as its authors describe it."""
+
+    def match(self, classes: Tensor, query: Tensor) -> Tensor:
+        shape = (len(query), len(classes), *query.shape[1:])
+        pairs = torch.cat([classes.expand(shape), query[:, None].expand(shape)], 2).flatten(0, 1)
+        found: Tensor = self.score(self.relation(pairs.contiguous(memory_format=torch.channels_last)))
+        return found.view(len(query), len(classes))
+
+
+def stacked_relation(config: EpisodeConfig, channels: int, pixels: int) -> EpisodeNetwork:
+    """Build a :class:`StackedRelationNet`."""
+    network = StackedRelationNet(config, channels, map_side(pixels))
+    network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return network
+
+
 def _episode_case(name: str, *, way: int, shot: int, pixels: int, hidden: int = 64) -> BenchCase:
     channels = 1 if pixels < 84 else 3
 
@@ -291,6 +310,7 @@ def _episode_case(name: str, *, way: int, shot: int, pixels: int, hidden: int = 
     sosn = "SoSN(x)+SigmE"
     contenders = [
         contender(RELATION_NET, "floor", "RelationNet"),
+        contender(STACKED_RELATION, "competitor", "RelationNet", stacked_relation),
         contender(STACKED, "competitor", sosn, stacked_sosn),
         contender(SOSN, "powerpool", sosn),
     ]

@@ -62,6 +62,15 @@ def twice_symmetric(matrix: Tensor) -> Tensor:  # shape: (*, A, A) -> (*, A, A)
     return matrix + matrix.mT
 
 
+def symmetric_times(matrix: Tensor, x: Tensor) -> Tensor:  # shape: (*, A, A), (*, A, B) -> (*, A, B)
+    """Compute M X for symmetric M; the result has the memory layout of X.
+
+    Rows of graphs are transposed features. Their products take two thirds of the time in their own layout, and the
+    gradient of the rows needs no copy.
+    """
+    return (x.mT @ matrix).mT if x.mT.is_contiguous() else matrix @ x
+
+
 def twice_symmetric_times(matrix: Tensor, x: Tensor) -> Tensor:  # shape: (*, A, A), (*, A, B) -> (*, A, B)
     """Compute (M + M^T) X."""
     size, columns = x.shape[-2:]
@@ -72,7 +81,7 @@ def twice_symmetric_times(matrix: Tensor, x: Tensor) -> Tensor:  # shape: (*, A,
     if 8 * columns <= size:
         return matrix @ x + matrix.mT @ x
     if size < _PANELS_FROM[1]:
-        return twice_symmetric(matrix) @ x
+        return symmetric_times(twice_symmetric(matrix), x)
     # In panels the sum takes a quarter of the memory, which dominates that of a Gram pool, and hardly more time.
     height = -(-size // _PANELS)
     panels = [

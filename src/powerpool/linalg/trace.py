@@ -26,6 +26,7 @@ from powerpool.linalg.precision import without_autocast
 from powerpool.linalg.products import (
     MatrixFunction,
     self_product,
+    symmetric_times,
     times_transpose,
     twice_symmetric,
     twice_symmetric_times,
@@ -308,8 +309,8 @@ class _SandwichByTrace(torch.autograd.Function):
         root = total.sqrt()
         gram = gram / total
         core, kept = function.forward(gram)
-        left = torch.bmm(features, core / root).div_(root)
-        return torch.bmm(left, features.mT), total, gram, core, *kept
+        left = symmetric_times(core / root, features.mT).div_(root)
+        return torch.bmm(left.mT, features.mT), total, gram, core, *kept
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Shift, MatrixFunction], output: tuple[Tensor, ...]) -> None:
@@ -335,6 +336,6 @@ class _SandwichByTrace(torch.autograd.Function):
             share = (_inner(direction, core) + _inner(gram, slope)) / root
             slope = slope / root
             slope.diagonal(dim1=-2, dim2=-1).sub_(share.squeeze(-1))
-            result = torch.bmm(weighted, core)
+            result = symmetric_times(core, weighted.mT)
             del weighted
-            return result.add_(torch.bmm(features, slope)).div_(root), None, None
+            return result.add_(symmetric_times(slope, features.mT)).div_(root).mT, None, None

@@ -23,6 +23,7 @@ def small_config(method: str = "SoSN(x)+SigmE", **changes: Any) -> FewShotConfig
         "validation_episodes": 4,
         "queries": 2,
         "settling_episodes": 3,
+        "precision": "32-true",
         **changes.pop("training", {}),
     }
     fields = {"data": "stripes", "size": 16, "channels": 1, **changes}

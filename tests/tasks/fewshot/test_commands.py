@@ -24,6 +24,7 @@ CUT = ["--train_classes", "6", "--validation_classes", "3", "--class_order", "dr
 EPISODES = ["--test.way", "2", "--test.count", "10", "--training.episodes", "4", "--training.validate_every", "2"]
 FEW = ["--training.validation_episodes", "5", "--training.settling_episodes", "2"]
 SMALL = [*CUT, *EPISODES, *FEW, "--size", "16", "--channels", "1", "--model.hidden", "4"]
+SMALL += ["--training.precision", "32-true"]
 
 
 def run(*words: object) -> int:
@@ -75,6 +76,23 @@ def test_a_finished_run_is_trained_again_only_on_request(trained, images, tmp_pa
     assert record.seed == 1
     assert f"accuracy {record.mean:.2f} ± " in out
     assert "episode 2 of 4: loss " in err
+
+
+def test_precision_is_stored_as_it_was_chosen_and_another_machine_does_not_resume_in_another(
+    images, tmp_path, capsys, monkeypatch
+):
+    command = ["train", "fewshot", "--data", images, *SMALL, "--training.precision", "auto", "--out", tmp_path]
+    monkeypatch.setattr("powerpool.tasks.training.has_native_bfloat16", lambda device: False)
+    assert run(*command) == 0
+    assert capsys.readouterr().err.count("training.precision auto is 32-true") == 1
+    assert RunRecord.read(tmp_path / "record.json").config["training"]["precision"] == "32-true"
+    (tmp_path / "record.json").unlink()  # as if it had been stopped
+    monkeypatch.setattr("powerpool.tasks.training.has_native_bfloat16", lambda device: True)
+    assert run(*command) == 2
+    chosen, error = capsys.readouterr().err.splitlines()
+    assert "bf16-mixed" in chosen
+    assert "other settings" in error
+    assert run(*command, "--training.precision", "32-true") == 0
 
 
 def test_evaluate_repeats_the_test_and_takes_other_episodes(trained, capsys, tmp_path):

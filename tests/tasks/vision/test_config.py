@@ -63,6 +63,7 @@ CLASSIFIED = sorted(KNOWN.keys() - FEW_SHOT_ONLY)
         (FineTuningConfig, {"decay_factor": 0.0}, "training.decay_factor"),
         (FineTuningConfig, {"smallest_crop": 1.5}, "training.smallest_crop"),
         (FineTuningConfig, {"smoothing": 1.0}, "training.smoothing"),
+        (FineTuningConfig, {"precision": "auto", "nodes": 2}, "training.precision"),
         (GridConfig, {"eta": [1, 2, 1.0]}, "grid.eta"),
         (VisionConfig, {"validation_share": 0.0}, "validation_share"),
         (VisionConfig, {"test_share": 1.0}, "test_share"),

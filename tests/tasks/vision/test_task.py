@@ -17,7 +17,9 @@ from powerpool.data import list_images, load_images
 from powerpool.runs.folder import CHECKPOINTS, MODEL
 from powerpool.runs.record import RunRecord
 from powerpool.tasks.vision import frozen
+from powerpool.tasks.vision.config import FineTuningConfig, VisionConfig
 from powerpool.tasks.vision.inference import load_run
+from powerpool.tasks.vision.task import TASK
 from tests.tasks.vision.samples import CLASSES, texture, write_images
 
 PATIENCE = 300
@@ -225,6 +227,17 @@ def test_training_end_to_end_keeps_a_model_with_its_backbone(warm, textures, tmp
 
 
 @pytest.mark.usefixtures("shared_cache")
+@pytest.mark.parametrize("native, wanted", [(True, "bf16-mixed"), (False, "32-true")])
+def test_the_precision_of_a_training_is_stored_as_it_was_chosen(native, wanted, monkeypatch, capsys):
+    monkeypatch.setattr("powerpool.tasks.training.has_native_bfloat16", lambda device: native)
+    training = FineTuningConfig(precision="auto")
+    config = TASK.prepare(VisionConfig(mode="end-to-end", training=training))
+    assert config.training.precision == wanted
+    assert wanted in capsys.readouterr().err
+    assert TASK.prepare(VisionConfig(training=training)).training.precision == "auto"  # frozen features have none
+    assert capsys.readouterr().err == ""
+
+
 def test_a_finished_run_is_neither_repeated_nor_overwritten_unless_requested(textures, tmp_path, capsys):
     folder, words = tmp_path / "run", ["--data", textures, "--pool.method", "SOP"]
     assert train(folder, *words) == 0

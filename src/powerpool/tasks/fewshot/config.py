@@ -99,7 +99,7 @@ class TrainingConfig:
         settling_episodes: training episodes from which batch-norm statistics are recomputed before a validation; 0
             keeps the running statistics
         precision: 32-true, or bf16-mixed, where convolutions and linear layers are trained in bfloat16; matrices,
-            losses, validation and test are float32
+            losses, validation and test are float32. auto is bf16-mixed if the device has instructions for it
         device: cpu, cuda or cuda:1
     """
 
@@ -115,7 +115,7 @@ class TrainingConfig:
     validate_every: int = 1000
     validation_episodes: int = 100
     settling_episodes: int = 50
-    precision: Literal["32-true", "bf16-mixed"] = "32-true"
+    precision: Literal["auto", "32-true", "bf16-mixed"] = "auto"
     device: str = "cpu"
 
     def __post_init__(self) -> None:
@@ -130,7 +130,7 @@ class TrainingConfig:
         require_above(0, "training", learning_rate=self.learning_rate, clip=self.clip)
         if not 0 < self.decay_factor <= 1:
             raise ArgumentError(f"training.decay_factor must be above 0 and at most 1 (got {self.decay_factor}).")
-        require_choice(self.precision, ("32-true", "bf16-mixed"), "training.precision")
+        require_choice(self.precision, ("auto", "32-true", "bf16-mixed"), "training.precision")
         require_device_name(self.device)
 
 

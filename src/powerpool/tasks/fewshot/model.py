@@ -13,7 +13,7 @@ from powerpool.linalg.precision import at_least_float32
 from powerpool.moments.coordinates import spatial_coordinates
 from powerpool.nn.relation import RelationDescriptor
 from powerpool.tasks.fewshot.config import ModelConfig
-from powerpool.tasks.fewshot.pairs import PairBlock, init_for_relu
+from powerpool.tasks.fewshot.pairs import PairBlock, compare_maps, init_for_relu
 from powerpool.tasks.methods import FEWSHOT_METHODS
 from powerpool.tasks.pooling import FeatureSet, Normalization, normalization_of
 from powerpool.vectorize import to_vector
@@ -152,9 +152,8 @@ class RelationNet(PairNetwork):
         return support.mean(1)
 
     def match(self, classes: Tensor, query: Tensor) -> Tensor:
-        shape = (len(query), len(classes), *query.shape[1:])
-        pairs = torch.cat([classes.expand(shape), query[:, None].expand(shape)], 2).flatten(0, 1)
-        found: Tensor = self.score(self.relation(pairs.contiguous(memory_format=torch.channels_last)))
+        first, second = self.relation
+        found: Tensor = self.score(second(compare_maps(first, classes, query)))
         return found.view(len(query), len(classes))
 
 

@@ -1,9 +1,12 @@
-"""The first block of a similarity network on all pairs of an episode, without stacking the pairs.
+"""The first block of a comparison on all pairs of an episode, without stacking the pairs.
 
-The block is a convolution of two channels, batch normalization, 2 x 2 max-pooling and ReLU. The convolution is linear
-in its channels: that of a pair is the sum of one of the support and one of the query. L classes and n queries therefore
-need L + n convolutions, not L n. Mean and variance over the L n pairs follow from the statistics of the 3 x 3 windows
-of support and query, and are folded into the weights. What remains for each pair is a sum, a maximum and a store.
+The block is a convolution, batch normalization, 2 x 2 max-pooling and ReLU. The convolution is linear in its channels:
+that of a pair is the sum of one of the support and one of the query. L classes and n queries therefore need L + n
+convolutions, not L n. Mean and variance over the L n pairs follow from those of support and query. What remains for
+each pair is a sum, a maximum and a store.
+
+:class:`PairBlock` compares matrices: it takes the statistics from their 3 x 3 windows, and folds them into the weights.
+:func:`compare_maps` compares maps of many channels, for which the statistics of the convolved maps are cheaper.
 """
 
 from __future__ import annotations
@@ -75,19 +78,63 @@ class PairBlock(nn.Module):
         means = weight @ mean
         variances = ((weight @ covariance) * weight).sum(1).clamp_min(0)
         if norm.training:
-            self._track(means, variances, first[..., 0].numel() * second.shape[1])
+            _track(norm, means, variances, first[..., 0].numel() * second.shape[1])
         return means, variances
 
-    @torch.no_grad()
-    def _track(self, mean: Tensor, variance: Tensor, count: int) -> None:
-        """Update the running statistics as batch normalization of all pairs would."""
-        norm = self.norm
-        if norm.num_batches_tracked is None or norm.running_mean is None or norm.running_var is None:
-            return
-        norm.num_batches_tracked += 1
-        share = 1 / float(norm.num_batches_tracked) if norm.momentum is None else norm.momentum
-        norm.running_mean.lerp_(mean, share)
-        norm.running_var.lerp_(variance * (count / (count - 1)), share)
+
+def compare_maps(block: nn.Module, support: Tensor, query: Tensor) -> Tensor:
+    """Apply a block to the concatenated maps of all pairs, those of the first query first, without concatenating them.
+
+    Args:
+        block: a convolution of 2 K channels, batch normalization, optional 2 x 2 max-pooling, and ReLU.
+        support: maps of the classes, ``(L, K, H, W)``.
+        query: maps of the queries, ``(n, K, H, W)``.
+
+    Returns:
+        ``(n L, F, H', W')``.
+    """
+    convolution, norm, *rest = block.children()
+    assert isinstance(convolution, nn.Conv2d)
+    assert isinstance(norm, nn.BatchNorm2d)
+    weights = convolution.weight.chunk(2, 1)
+    first, second = (
+        nn.functional.conv2d(maps, weight, padding=convolution.padding)
+        for maps, weight in zip((support, query), weights, strict=True)
+    )
+    dtype = first.dtype
+    with without_autocast(query):
+        first, second = _normalize_maps(norm, at_least_float32(first), at_least_float32(second))
+    first, second = first.to(dtype), second.to(dtype)  # only the pairs, of which there are many, are rounded
+    if len(rest) == 1:  # no pooling
+        return (first + second[:, None]).relu().flatten(0, 1)
+    return pool_pairs(_corners(first), _corners(second)).flatten(0, 1)
+
+
+def _normalize_maps(norm: nn.BatchNorm2d, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
+    """Apply batch normalization to convolved maps of support and query; a pair is the sum of both."""
+    if not norm.training and norm.running_mean is not None and norm.running_var is not None:
+        means, variance = (norm.running_mean, torch.zeros_like(norm.running_mean)), norm.running_var
+    else:
+        means = first.mean((0, 2, 3)), second.mean((0, 2, 3))
+    first, second = (maps - mean[:, None, None] for maps, mean in zip((first, second), means, strict=True))
+    if norm.training or norm.running_var is None:
+        between = (first.mean(0) * second.mean(0)).mean((1, 2))  # the covariance of support and query over locations
+        variance = first.square().mean((0, 2, 3)) + second.square().mean((0, 2, 3)) + 2 * between
+        if norm.training:
+            _track(norm, means[0] + means[1], variance, first[:, 0].numel() * len(second))
+    scale = (norm.weight * torch.rsqrt(variance.clamp_min(0) + norm.eps))[:, None, None]
+    return first * scale + norm.bias[:, None, None], second * scale
+
+
+@torch.no_grad()
+def _track(norm: nn.BatchNorm2d, mean: Tensor, variance: Tensor, count: int) -> None:
+    """Update the running statistics as batch normalization of all pairs would."""
+    if norm.num_batches_tracked is None or norm.running_mean is None or norm.running_var is None:
+        return
+    norm.num_batches_tracked += 1
+    share = 1 / float(norm.num_batches_tracked) if norm.momentum is None else norm.momentum
+    norm.running_mean.lerp_(mean, share)
+    norm.running_var.lerp_(variance * (count / (count - 1)), share)
 
 
 def init_for_relu(layer: nn.Conv2d) -> nn.Conv2d:
@@ -102,6 +149,13 @@ def windows(matrices: Tensor) -> Tensor:  # shape: (B, H, W) -> (4, B, H/2, W/2,
     found = nn.functional.unfold(matrices[:, None], 3, padding=1)  # (B, 9, H W)
     found = found.view(batch, 9, height // 2, 2, width // 2, 2)
     return found.permute(3, 5, 0, 2, 4, 1).flatten(0, 1).contiguous()
+
+
+def _corners(maps: Tensor) -> Tensor:  # shape: (B, F, H, W) -> (4, B, H/2, W/2, F)
+    """Return the four corners of 2 x 2 blocks; an odd row or column at the end belongs to none."""
+    height, width = (side // 2 for side in maps.shape[2:])
+    blocks = maps[..., : 2 * height, : 2 * width].unflatten(3, (width, 2)).unflatten(2, (height, 2))
+    return blocks.permute(3, 5, 0, 2, 4, 1).flatten(0, 1).contiguous()
 
 
 def _filter(parts: Tensor, weight: Tensor) -> Tensor:  # shape: (4, B, h, w, 9), (F, 9) -> (4, B, h, w, F)
@@ -171,18 +225,32 @@ class _PoolPairs(torch.autograd.Function):
         size = _queries_at_once(first)
         parts = (pooled.split(size), gradient.split(size), second.split(size, dim=1), to_second.split(size, dim=1))
         for out, upstream, query, to_query in zip(*parts, strict=True):
-            # ReLU cuts off entries of 0; of several largest ones the first gets the gradient.
-            free, own = out > 0, torch.empty_like(out)
+            rest = _where_above(upstream, out, 0.0)  # ReLU cuts off entries of 0
+            own = torch.empty_like(out)
             for corner in range(4):
-                chosen = free
+                chosen = rest
                 if corner < 3:
                     torch.add(first[corner], query[corner, :, None], out=own)
-                    chosen = (own == out) & free
-                    free = free ^ chosen
-                torch.mul(upstream, chosen, out=own)
-                to_first[corner] += own.sum(0) if len(own) > 1 else own[0]
-                torch.sum(own, 1, out=to_query[corner])
+                    own.sub_(out)  # 0 if this corner is the largest, else negative
+                    chosen = _where_above(rest, own, -_smallest(own.dtype))
+                    rest.sub_(chosen)  # of several largest corners the first gets the gradient
+                to_first[corner] += chosen.sum(0) if len(chosen) > 1 else chosen[0]
+                torch.sum(chosen, 1, out=to_query[corner])
         return to_first, to_second
+
+
+def _where_above(gradient: Tensor, values: Tensor, threshold: float) -> Tensor:
+    """Return the gradient where ``values`` are above a threshold, and 0 elsewhere.
+
+    This is the backward of ReLU, in one pass. With boolean masks the backward above takes 87 instead of 47 ms.
+    """
+    return torch.ops.aten.threshold_backward(gradient, values, threshold)
+
+
+def _smallest(dtype: torch.dtype) -> float:
+    """Return the smallest positive number."""
+    found = torch.finfo(dtype)
+    return found.smallest_normal * found.eps
 
 
 def _queries_at_once(first: Tensor) -> int:

@@ -39,7 +39,7 @@ from powerpool.tasks.fewshot.options import BASELINE, QUICK_STUDY, EvaluateOptio
 from powerpool.tasks.fewshot.training import Training, require_episodes
 from powerpool.tasks.methods import FEWSHOT_METHODS, unused_settings
 from powerpool.tasks.pooling import FeatureSource, Samples
-from powerpool.tasks.training import stop_on_interrupt
+from powerpool.tasks.training import announce_precision, stop_on_interrupt
 
 CHECKPOINT_SECONDS = 120.0
 """How much work a killed training may lose."""
@@ -169,7 +169,10 @@ class FewShotTask(Task[FewShotConfig, FewShotSet, Training, TrainedModel]):
     def prepare(self, config: FewShotConfig) -> FewShotConfig:
         is_path = is_at_path(config.data, config.data_root, config.download)
         start = None if config.pretrained is None else str(Path(config.pretrained).expanduser().absolute())
-        return replace(with_absolute_paths(config, data_is_path=is_path), pretrained=start)
+        training = config.training
+        if training.precision == "auto":
+            training = replace(training, precision=announce_precision(training.device))
+        return replace(with_absolute_paths(config, data_is_path=is_path), pretrained=start, training=training)
 
     def check(self, config: FewShotConfig, data: FewShotSet, chain: int) -> None:
         Training(config, data, read_pretrained(config, data))

@@ -19,7 +19,7 @@ from powerpool.runs.record import Score, Spectrum
 from powerpool.tasks.fewshot.config import EpisodeConfig, FewShotConfig
 from powerpool.tasks.fewshot.model import EpisodeNetwork, feature_sets, make_network, normalization
 from powerpool.tasks.pooling import FeatureSet, mean_spectrum, spread_out
-from powerpool.tasks.training import recompute_batch_norm, require_device, use_batch_statistics
+from powerpool.tasks.training import choose_precision, recompute_batch_norm, require_device, use_batch_statistics
 
 VALIDATION_SEED, TEST_SEED = 1, 0
 """Seeds of episodes that are the same for every method and every training seed."""
@@ -107,7 +107,8 @@ class Training:
         if weights is not None:
             self.network.load_state_dict(weights)
         self.network.to(self.device)
-        self.network.trains_in_bfloat16 = training.precision == "bf16-mixed"
+        precision = choose_precision(self.device) if training.precision == "auto" else training.precision
+        self.network.trains_in_bfloat16 = precision == "bf16-mixed"
         self.optimizer = torch.optim.Adam(self.network.parameters(), lr=training.learning_rate)
         self.done, self.total, self.counted = 0, 0.0, 0
         self.seconds, self.step_seconds = 0.0, 0.0

@@ -17,7 +17,7 @@ from powerpool.tasks.options import require_distinct
 Head = Literal["ridge", "softmax"]
 Mode = Literal["frozen", "end-to-end"]
 Precision = Literal["float16", "float32"]
-TrainPrecision = Literal["32-true", "bf16-mixed", "16-mixed"]
+TrainPrecision = Literal["auto", "32-true", "bf16-mixed", "16-mixed"]
 PROTOCOLS: dict[Head, str] = {"ridge": "frozen", "softmax": "frozen-softmax"}
 """The names in records and tables of training on frozen features, by classifier."""
 LARGEST_CROP, LARGEST_RESIZE = 4096, 8192
@@ -130,7 +130,8 @@ class FineTuningConfig:
         flip: mirror crops at random
         jitter: how much brightness, contrast and saturation of crops vary
         batch_norm: train the statistics of batch normalization, too; this needs large batches
-        precision: 32-true, bf16-mixed or 16-mixed
+        precision: 32-true, bf16-mixed or 16-mixed; auto is bf16-mixed if the device has instructions for it, otherwise
+            32-true
         validation: choose: validation images select the epoch; train: they are trained on, too, for all epochs
         warm_start: start from the classifier that was trained on frozen features
         devices: number of processes or GPUs on a machine
@@ -168,6 +169,11 @@ class FineTuningConfig:
                 raise ArgumentError(f"training.{name} must be above 0 and at most 1 (got {getattr(self, name)}).")
         if not 0 <= self.smoothing < 1:
             raise ArgumentError(f"training.smoothing must be at least 0 and below 1 (got {self.smoothing}).")
+        if self.precision == "auto" and self.nodes > 1:
+            raise ArgumentError(
+                f"training.precision auto needs training.nodes 1 (got {self.nodes}): machines may differ. Choose a "
+                "precision for all of them."
+            )
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from powerpool.data import ImageDataset, ImageSplit
 from powerpool.errors import PowerPoolError
 from powerpool.runs.folder import load_state, save_state
 from powerpool.tasks.base import Watch
-from powerpool.tasks.training import Event
+from powerpool.tasks.training import Event, choose_precision
 from powerpool.tasks.vision.augmentation import RandomCrops, draw_batches, jitter, mix_seed
 from powerpool.tasks.vision.config import VisionConfig
 from powerpool.tasks.vision.extraction import CPU_BATCH, GPU_BATCH, choose_device
@@ -336,7 +336,7 @@ def make_fabric(plan: Plan, *, launched: bool) -> Fabric:
         strategy=DDPStrategy(process_group_backend=backend) if many else "auto",
         devices=training.devices,
         num_nodes=training.nodes,
-        precision=training.precision,
+        precision=choose_precision(str(device)) if training.precision == "auto" else training.precision,
         plugins=[TorchElasticEnvironment() if launched else LightningEnvironment()],
         loggers=[kind(plan.folder, name=LOGS, version="")],
     )

@@ -40,9 +40,10 @@ from powerpool.tasks.base import (
 )
 from powerpool.tasks.methods import VISION_METHODS, unused_settings
 from powerpool.tasks.pooling import FeatureSource, Samples
+from powerpool.tasks.training import announce_precision, choose_precision
 from powerpool.tasks.vision import frozen
 from powerpool.tasks.vision.config import PROTOCOLS, GridConfig, PoolConfig, VisionConfig, grid_names, grid_values
-from powerpool.tasks.vision.extraction import SPLITS, Features, extract, open_features, read_images
+from powerpool.tasks.vision.extraction import SPLITS, Features, choose_device, extract, open_features, read_images
 from powerpool.tasks.vision.finetuning import FineTuned, fine_tune, is_first, require_joint_training
 from powerpool.tasks.vision.frozen import FrozenFit, FrozenModel
 from powerpool.tasks.vision.inference import TrainedModel, evaluate, feature_source, predict
@@ -266,7 +267,7 @@ class VisionTask(SweepableTask[VisionConfig, Data, Fit, Model]):
 
     def prepare(self, config: VisionConfig) -> VisionConfig:
         is_path = is_at_path(config.data, config.data_root, config.download)
-        return with_absolute_paths(config, data_is_path=is_path)
+        return with_precision(with_absolute_paths(config, data_is_path=is_path))
 
     def leads(self, config: VisionConfig, *, overwrite: bool) -> bool:
         require_joint_training(config, overwrite=overwrite)
@@ -298,7 +299,7 @@ class VisionTask(SweepableTask[VisionConfig, Data, Fit, Model]):
     def plan(self, options: ReproduceOptions, watch: Watch) -> list[Row[VisionConfig, Data]]:
         rows: list[Row[VisionConfig, Data]] = []
         for name in options.data_sets:
-            recipe = options.read_config(name)
+            recipe = with_precision(options.read_config(name))
             # Before the data is read: a method that cannot have the values of the grid is refused at once.
             configs = [replace(recipe, pool=replace(recipe.pool, method=method)) for method in options.methods]
             data = self.load(recipe, watch)
@@ -318,6 +319,15 @@ class VisionTask(SweepableTask[VisionConfig, Data, Fit, Model]):
 
 
 TASK = VisionTask()
+
+
+def with_precision(config: VisionConfig) -> VisionConfig:
+    """Return the settings with the precision that ``auto`` stands for; training on frozen features has none."""
+    if config.mode == "frozen" or config.training.precision != "auto":
+        return config
+    choose = announce_precision if is_first(config) else choose_precision
+    precision = choose(str(choose_device(config.accelerator)))
+    return replace(config, training=replace(config.training, precision=precision))
 
 
 @cache
