@@ -11,7 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
-from powerpool.report.document import Bold, Table, escaped
+from powerpool.console import Bold
+from powerpool.report.tables import Table, escaped
 from powerpool.report.write import write_report
 from tests.report.samples import ENVIRONMENT, Page, confusion, graph_run
 

@@ -15,8 +15,8 @@ ROOT = Path(powerpool.__file__).parent
 WRITERS = {"write_text", "write_bytes", "save", "savefig", "savetxt", "dump", "to_csv", "imwrite", "copyfile", "copy2"}
 EXCEPTIONS = {
     ("bench/command.py", "record.save"): "a method that calls write_json",
-    ("bench/publish.py", "record.save"): "a method that calls write_json",
-    ("bench/plots.py", "drawing.save"): "a function that uses atomic",
+    ("bench/finished.py", "record.save"): "a method that calls write_json",
+    ("bench/report.py", "drawing.save"): "a function that uses atomic",
     ("bench/networks.py", "image.resize().save"): "images of a measurement, in a temporary folder",
     ("cli/commands.py", "task.save"): "a method that calls save_model",
     ("cli/reproduce.py", "task.save"): "a method that calls save_model",

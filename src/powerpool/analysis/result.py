@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,7 @@ from powerpool.analysis.suggestion import CURVES, Suggestion
 from powerpool.curves import FAHDP, HDP, Curve, MaxExp
 from powerpool.files import write_json, write_text
 from powerpool.functional import Mode
-from powerpool.report.document import Table, escaped
+from powerpool.report.tables import Table, escaped
 from powerpool.tasks.pooling import Normalization
 
 COUNTS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
@@ -202,7 +203,7 @@ class Inspection:
             "notes": list(self.notes),
         }
 
-    def markdown(self, pictures: Sequence[Path] = ()) -> str:
+    def markdown(self, plots: Sequence[Path] = ()) -> str:
         """Return the tables and the advice as a Markdown page, with these plots."""
         parts = [
             "# Features before and after pooling",
@@ -211,7 +212,7 @@ class Inspection:
             Table(("measure", "before", "after"), self.table()).as_markdown(),
             escaped(self.advice()),
             Table(("curve", "parameter", "on the spectrum", "entry by entry"), self.parameters()).as_markdown(),
-            *(f"![{path.stem}]({path.name})" for path in pictures),
+            *(f"![{path.stem}]({path.name})" for path in plots),
         ]
         return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -224,18 +225,22 @@ class Inspection:
             f"{sizes} locations."
         )
 
-    def write(self, folder: str | Path, *, pictures: bool = True) -> list[Path]:
+    def write(self, folder: str | Path, *, plots: bool = True, pictures: bool | None = None) -> list[Path]:
         """Write ``inspection.json``, ``inspection.md``, ``samples.csv``, ``spectra.csv`` and the plots.
 
         Args:
             folder: created if it is missing.
-            pictures: whether to draw plots, which needs matplotlib.
+            plots: whether to draw plots, which needs matplotlib.
+            pictures: the old name of ``plots``.
 
         Returns:
             The files.
         """
+        if pictures is not None:
+            warnings.warn("pictures is now plots.", DeprecationWarning, stacklevel=2)
+            plots = pictures
         folder = Path(folder)
-        drawn = draw_plots(self, folder) if pictures else []
+        drawn = draw_plots(self, folder) if plots else []
         texts = {
             "inspection.md": self.markdown([path for path in drawn if path.suffix == ".png"]),
             "samples.csv": self._samples_csv(),

@@ -22,14 +22,12 @@ from typing import Any
 
 from powerpool.checks import require_seed
 from powerpool.cli.reproduce import reproduce
-from powerpool.cli.show import print_table
-from powerpool.console import emit, notes, print_line, print_note
+from powerpool.console import TextTable, emit, notes, print_line, print_note, print_table
 from powerpool.errors import ArgumentError
 from powerpool.files import locked
 from powerpool.report.groups import Group, Row, group_records
 from powerpool.report.write import is_current, read_records, write_report
 from powerpool.runs.record import QUICK_NOTE
-from powerpool.tasks.base import TextTable
 
 PACKAGES = (
     *("rich", "yaml", "jinja2", "scipy", "safetensors", "joblib", "matplotlib", "plotly"),
