@@ -111,7 +111,7 @@ COMMANDS: dict[str, Command] = {
     "predict fewshot": _of_task("predict", "fewshot", "classify images by a few examples of each class", "images"),
     "reproduce fewshot": _of_task("reproduce", "fewshot", "train and test methods in the same episodes"),
     "inspect": Command("analysis.command:inspect", BASIC, "spectra and burstiness of the features that a model pools"),
-    "figures": Command("figures.command:run", BASIC, "figures of the paper, from formulas and from records", "names"),
+    "figures": Command("figures.registry:run", BASIC, "figures of the paper, from formulas and from records", "names"),
     "explore": Command("analysis.command:explore", BASIC, "a web page that shows curves and their parameters"),
     "selfcheck": Command("selfcheck.command:run", BASIC, "check every curve, solver and pool on this machine"),
     "report": Command("report.write:run", GRAPH, "tables and plots of finished runs, next to the figures of the paper"),

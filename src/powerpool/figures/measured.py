@@ -13,8 +13,7 @@ from torch import Tensor
 from powerpool.bench.record import Sweep, find_sweeps
 from powerpool.bench.report import machine_line
 from powerpool.data.layouts import EXHIBITIONS, OPEN_MIC_PAIRS
-from powerpool.figures.data import Axis, FigureData, Line, Panel
-from powerpool.figures.sources import MissingRecordError, Sources
+from powerpool.figures.data import Axis, FigureData, Line, MissingRecordError, Panel, Sources
 from powerpool.report.paper import paper_figure, way_and_shot
 from powerpool.runs.compare import Summary, proportion_interval, summarize
 from powerpool.runs.record import RunRecord
