@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +14,7 @@ from powerpool.analysis.measures import effective_rank, leading_share, participa
 from powerpool.analysis.plots import draw_plots
 from powerpool.analysis.suggestion import CURVES, Suggestion
 from powerpool.curves import FAHDP, HDP, Curve, MaxExp
-from powerpool.files import write_json, write_text
+from powerpool.files import csv_text, write_json, write_text
 from powerpool.functional import Mode
 from powerpool.report.tables import Table, escaped
 from powerpool.tasks.pooling import Normalization
@@ -259,21 +257,18 @@ class Inspection:
         return f"{middle:.2f} ({low:.2f} to {high:.2f})"
 
     def _samples_csv(self) -> str:
-        columns = {
-            f"{name}, {side}": _plain(values)
-            for side, found in self.sides.items()
-            for name, values in found.values(self.relation).items()
-        }
-        rows = zip(range(self.samples), self.locations, *columns.values(), strict=True)
-        return _to_csv([("sample", "locations", *columns), *rows])
+        columns: dict[str, Sequence[Any]] = {"sample": range(self.samples), "locations": self.locations}
+        for side, found in self.sides.items():
+            for name, values in found.values(self.relation).items():
+                columns[f"{name}, {side}"] = _plain(values)
+        return _columns_text(columns)
 
     def _spectra_csv(self) -> str:
-        columns = {}
+        columns: dict[str, Sequence[Any]] = {"eigenvalue": range(1, self.channels + 1)}
         for side, found in self.sides.items():
             columns[f"{side}, mean"] = _plain(found.spectra.mean(0))
             columns[f"{side}, std"] = _plain(found.spectra.std(0, correction=0))
-        rows = zip(range(1, self.channels + 1), *columns.values(), strict=True)
-        return _to_csv([("eigenvalue", *columns), *rows])
+        return _columns_text(columns)
 
 
 def _mean_text(values: Tensor, name: str) -> str:
@@ -316,7 +311,5 @@ def _plain(values: Tensor) -> list[float | None]:
     return [None if value != value else _round(value) for value in values.tolist()]
 
 
-def _to_csv(rows: Sequence[Sequence[Any]]) -> str:
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(rows)
-    return text.getvalue()
+def _columns_text(columns: dict[str, Sequence[Any]]) -> str:
+    return csv_text([dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)])

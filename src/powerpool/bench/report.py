@@ -25,6 +25,7 @@ from powerpool.bench.record import (
     find_sweeps,
 )
 from powerpool.console import Bold, TextTable
+from powerpool.files import csv_text, write_text
 from powerpool.report import drawing
 from powerpool.runs.environment import Environment
 
@@ -271,7 +272,7 @@ def _plot(record: BenchRecord, sweep: Sweep, stem: Path, quantity: str, formats:
             for (name, origin), points in series
             for at, spread in points
         ]
-        drawing.write_rows(stem.with_suffix(".csv"), rows)
+        write_text(stem.with_suffix(".csv"), csv_text(rows))
     return written
 
 

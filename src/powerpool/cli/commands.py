@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from powerpool.console import Bars, emit, output_settings, print_line, print_note, print_table, print_text
-from powerpool.files import locked, read_json, write_json, write_text
+from powerpool.files import csv_text, locked, read_json, write_json, write_text
 from powerpool.runs.environment import environment
 from powerpool.runs.folder import CHECKPOINTS, EVALUATION, RECORD, open_run, require_output
 from powerpool.runs.record import RunRecord
@@ -123,12 +121,7 @@ def write_answers(rows: Sequence[dict[str, Any]], out: str | Path | None) -> Non
     """Write one row per answer: to a .csv or .json file, or to stdout as CSV."""
     if out is not None and Path(out).suffix == ".json":
         write_json(out, list(rows))
-        return
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    if out is None:
-        print_text(text.getvalue())
+    elif out is not None:
+        write_text(out, csv_text(rows))
     else:
-        write_text(out, text.getvalue())
+        print_text(csv_text(rows))

@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -128,7 +128,7 @@ def run(options: DemoOptions) -> None:
             "seed": options.seed,
             "resumed": resumed,
             "seconds": seconds,
-            "records": [asdict(make_row(group, row)) for group in groups for row in group.rows],
+            "records": [make_row(group, row) for group in groups for row in group.rows],
             "next": commands,
         }
     )
@@ -185,42 +185,20 @@ def pulse(text: str) -> Iterator[None]:
             thread.join()
 
 
-@dataclass(frozen=True)
-class DemoRow:
-    """A method beside the baseline of its task, as ``--json`` prints it."""
-
-    pipeline: str
-    data: str
-    method: str
-    protocol: str
-    metric: str
-    mean: float
-    interval: tuple[float, float] | None
-    baseline: str
-    difference: float | None
-    difference_interval: tuple[float, float] | None
-    p_value: float | None
-    seconds: float
-
-
-def make_row(group: Group, row: Row) -> DemoRow:
-    """Return a row of the table as plain values."""
+def make_row(group: Group, row: Row) -> dict[str, Any]:
+    """Return a method beside the baseline of its task, as ``--json`` prints it."""
     record, test = row.record, row.test
     p_value = None if test is None else test.p_value if test.corrected_p_value is None else test.corrected_p_value
-    return DemoRow(
-        pipeline=record.task,
-        data=record.data,
-        method=record.method,
-        protocol=record.protocol,
-        metric=record.metric,
-        mean=record.mean,
-        interval=row.interval,
-        baseline=group.baseline,
-        difference=row.to_baseline,
-        difference_interval=None if test is None else test.interval,
-        p_value=p_value,
-        seconds=record.seconds,
-    )
+    return {
+        "pipeline": record.task,
+        **{name: getattr(record, name) for name in ("data", "method", "protocol", "metric", "mean")},
+        "interval": row.interval,
+        "baseline": group.baseline,
+        "difference": row.to_baseline,
+        "difference_interval": None if test is None else test.interval,
+        "p_value": p_value,
+        "seconds": record.seconds,
+    }
 
 
 def make_table(groups: Sequence[Group]) -> TextTable:
@@ -228,16 +206,16 @@ def make_table(groups: Sequence[Group]) -> TextTable:
     rows = []
     for group in groups:
         for row in group.rows:
-            found = make_row(group, row)
-            difference = "baseline" if found.difference is None else _signed(found.difference)
+            difference = "baseline" if row.to_baseline is None else _signed(row.to_baseline)
+            interval = None if row.test is None else row.test.interval
             cells = (
-                f"{found.mean:.1f}{_between(found.interval, '{:.1f}')}",
-                f"{difference}{_between(found.difference_interval, '{:+.1f}')}",
-                f"{found.seconds:.0f}",
+                f"{row.record.mean:.1f}{_between(row.interval, '{:.1f}')}",
+                f"{difference}{_between(interval, '{:+.1f}')}",
+                f"{row.record.seconds:.0f}",
             )
-            rows.append((found.pipeline, found.data, found.method, *cells))
+            rows.append((group.task, group.data, row.record.method, *cells))
     columns = ("task", "data", "method", "accuracy in %", "minus baseline", "seconds")
-    return TextTable(TITLE, columns, tuple(rows), text_columns=columns[:3], caption="in brackets: 95 % intervals")
+    return TextTable(TITLE, columns, rows, text_columns=columns[:3], caption="in brackets: 95 % intervals")
 
 
 def describe_methods(groups: Sequence[Group]) -> list[str]:

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from powerpool.figures.data import FigureData, Line, Mark, Panel
-from powerpool.report.drawing import COLOURS, DASHES, plain, save, write_rows
+from powerpool.files import csv_text, write_text
+from powerpool.report.drawing import COLOURS, DASHES, plain, save
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -68,7 +69,7 @@ def write_figure(data: FigureData, stem: Path, dpi: int = 200) -> list[Path]:
     note = ROW * (1 + _wrap_note(data).count("\n")) if data.note else 0.0
     size = (WIDTH, HEIGHT * len(data.panels) + 0.3 + _legend_height(data) + note)
     save(lambda figure: draw(data, figure), paths[:2], size, style=STYLE, salt=stem.name, dpi=dpi)
-    write_rows(paths[2], list(data.rows()))
+    write_text(paths[2], csv_text(list(data.rows())))
     return paths
 
 

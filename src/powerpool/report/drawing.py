@@ -5,7 +5,6 @@ Plots are drawn on their own ``Figure``, not by pyplot: no window system is need
 
 from __future__ import annotations
 
-import csv
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -70,14 +69,6 @@ def save_with_text(draw: Callable[[Figure], None], path: Path, size: tuple[float
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         save(draw, [path], size, style={"svg.fonttype": "none"})
-
-
-def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write rows with the same keys as CSV, atomically; the keys are the first line."""
-    with atomic(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, fieldnames=list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
 
 
 def plain(text: str) -> str:
