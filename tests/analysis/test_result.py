@@ -132,7 +132,7 @@ def test_page_escapes_names_of_others():
 def test_one_channel_and_first_order_are_drawn(tmp_path, monkeypatch):
     found = inspect_features(torch.rand(2, 1, 3))
     without = type(found)(**{**vars(found), "after": None})
-    monkeypatch.setattr(plots, "save", lambda draw, paths, size, style: draw(Figure()))  # saving takes most of the time
+    monkeypatch.setattr(plots, "save", lambda draw, paths, size: draw(Figure()))  # saving takes most of the time
     for one in (found, without):
         assert len(plots.draw_plots(one, tmp_path)) == 8
     with pytest.warns(DeprecationWarning, match="plots"):
