@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import itertools
 import json
@@ -14,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import powerpool as pp
-from powerpool.bench import record, report
+from powerpool.bench import record
 from powerpool.bench.operators import SOLVER_CURVES
 from powerpool.bench.record import (
     TARGETS,
@@ -224,30 +223,3 @@ def test_the_thresholds_of_select_solver_are_those_of_the_stored_record():
     assert threshold([row for row in rows if row not in by_products], "eigen") == select.GRAM_BELOW_EIGEN
     slow = [row for row in rows if row.times_best > 1.5]
     assert not slow, slow
-
-
-# Plots of sweeps.
-
-
-def test_plots_have_every_contender_and_their_numbers_as_csv(tmp_path):
-    cases = sweep("channels", (64, 128, 256), lambda c: 1e-6 * c) + sweep("eta", (5, 100, 500), lambda eta: 1e-4 * eta)
-    files = report.draw(samples.record(*cases), tmp_path)
-    stems = ("time-against-channels", "memory-against-channels", "time-against-eta")
-    assert [path.name for path in files] == [f"{stem}.{suffix}" for stem in stems for suffix in ("png", "svg", "csv")]
-    assert sorted(tmp_path.iterdir()) == sorted(files)
-    assert files[0].read_bytes().startswith(b"\x89PNG")
-    assert b"</svg>" in files[1].read_bytes()
-    for name, contender, expected in (
-        ("time", "powerpool auto", [0.064, 0.128, 0.256]),
-        ("memory", "form M", [size / 2**20 for size in (64, 128, 256)]),
-    ):
-        with (tmp_path / f"{name}-against-channels.csv").open(newline="") as file:
-            rows = [row for row in csv.DictReader(file) if row["contender"] == contender]
-        assert [float(row["median"]) for row in rows] == pytest.approx(expected)
-
-
-def test_the_same_record_gives_the_same_plots_and_one_without_a_sweep_none(tmp_path):
-    cases = sweep("channels", (64, 128, 256), lambda c: 1e-6 * c)
-    first, second = (report.draw(samples.record(*cases), tmp_path / name, ("svg",)) for name in ("first", "second"))
-    assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
-    assert report.draw(samples.pair(auto=3.0), tmp_path) == []

@@ -12,17 +12,15 @@ import os
 import shlex
 import shutil
 import sys
-import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from powerpool.checks import require_seed
 from powerpool.cli.reproduce import reproduce
-from powerpool.console import TextTable, emit, notes, print_line, print_note, print_table
+from powerpool.console import TextTable, emit, print_line, print_note, print_table
 from powerpool.errors import ArgumentError
 from powerpool.files import locked
 from powerpool.report.groups import Group, Row, group_records
@@ -48,8 +46,6 @@ LEGEND = {
     "RelationNet": "a network that compares first-order maps",
     "SoSN(x)": "a network that compares second-order matrices",
 }
-PULSE = 30.0
-"""Seconds between two lines of progress where there is no terminal."""
 
 
 @dataclass(frozen=True)
@@ -112,10 +108,9 @@ def run(options: DemoOptions) -> None:
     print_note(f"Three tasks, a few minutes on two cores. Results go to {options.folder}.")
     for number, part in enumerate(PARTS, 1):
         print_note(f"{number} of {len(PARTS)}: {part.title}: {', '.join(part.methods)}")
-        with pulse(part.title):
-            records = reproduce(make_options(part, options), report=False).records
+        records = reproduce(make_options(part, options), report=False).records
         groups += group_records(records, part.methods[0], part.methods)
-    with locked(options.folder), pulse("report"):
+    with locked(options.folder):
         if not is_current(options.folder):
             write_report(read_records(options.folder), options.folder)
     seconds, resumed = time.monotonic() - start, _count_units(options.folder) == before > 0
@@ -163,26 +158,6 @@ def make_options(part: Part, options: DemoOptions) -> Any:
         **own,
         **part.options,
     )
-
-
-@contextmanager
-def pulse(text: str) -> Iterator[None]:
-    """Print a line every half minute where there is no progress bar."""
-    start, done = time.monotonic(), threading.Event()
-
-    def beat() -> None:
-        while not done.wait(PULSE):
-            print_note(f"{text}: running for {time.monotonic() - start:.0f} s")
-
-    thread = threading.Thread(target=beat, daemon=True)
-    if not (notes().is_interactive or notes().quiet):
-        thread.start()
-    try:
-        yield
-    finally:
-        done.set()
-        if thread.ident is not None:
-            thread.join()
 
 
 def make_row(group: Group, row: Row) -> dict[str, Any]:
