@@ -30,7 +30,7 @@ from tests.test_readme import commands_of
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-ROOMS: dict[str, ModuleType] = {
+MODULES: dict[str, ModuleType] = {
     "powerpool.curves": curves,
     "powerpool.solvers": solvers,
     "powerpool.theory": theory,
@@ -39,7 +39,7 @@ ROOMS: dict[str, ModuleType] = {
     "powerpool.data": data,
     "powerpool.integrations.backbones": integrations.backbones,
 }
-"""Rooms with a list of public names, beside those that are frozen."""
+"""Modules with a list of public names, beside those that are frozen."""
 
 
 @cache
@@ -156,9 +156,9 @@ def test_every_public_name_is_on_a_page_of_the_api(pages):
     anchors = {anchor for path, page in pages.items() if path.parent.name == "api" for anchor in page.anchors}
     frozen = json.loads((ROOT / "tests/api_surface.json").read_text(encoding="utf-8"))
     named = {f"{module}.{name}" for module, names in frozen.items() for name in names}
-    for room, module in ROOMS.items():
-        here = {name for name in module.__all__ if f"{room}.{name}" not in anchors}
-        named |= {f"{room}.{name}" for name in here if not hasattr(powerpool, name)}
+    for owner, module in MODULES.items():
+        here = {name for name in module.__all__ if f"{owner}.{name}" not in anchors}
+        named |= {f"{owner}.{name}" for name in here if not hasattr(powerpool, name)}
     assert not named - anchors, f"on no page of docs/api: {sorted(named - anchors)}"
 
 
