@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -40,6 +41,21 @@ CURVES = [
     CurveCase("fahdp-0.3-identity", lambda: pp.FAHDP(0.3, "identity"), oracles.fahdp(0.3, "identity")),
     CurveCase("fahdp-2.3-ceil", lambda: pp.FAHDP(2.3), oracles.fahdp(2.3, "ceil")),
 ]
+
+
+PATHS: dict[str, dict[str, Any]] = {
+    "plain": {"curve": None},
+    "elementwise": {"curve": pp.SigmE(5.0), "mode": "elementwise"},
+    "elementwise-raw": {"curve": pp.AsinhE(3.0), "mode": "elementwise"},
+    "eigen": {"curve": pp.HDP(0.1), "solver": "eigen"},
+    "eigen-raw": {"curve": pp.Gamma(0.5), "solver": "eigen"},
+    "squaring": {"curve": pp.MaxExp(7), "solver": "squaring"},
+    "newton_schulz": {"curve": pp.Gamma(0.5), "solver": "newton_schulz"},
+    "gram": {"curve": pp.MaxExp(7), "solver": "gram"},
+    "gram-eigh": {"curve": pp.SigmE(5.0), "solver": "gram"},
+    "gram-raw": {"curve": pp.Gamma(0.8), "solver": "gram"},
+}
+"""Arguments of ``second_order_pool`` that lead through every implementation."""
 
 
 def exact_solvers(curve: pp.Curve) -> list[str]:

@@ -21,7 +21,6 @@ from powerpool import errors
 
 SURFACE = Path(__file__).with_name("api_surface.json")
 MODULES: dict[str, ModuleType] = {"powerpool": pp, "powerpool.nn": pp.nn}
-CURVES = ["Gamma", "MaxExp", "SignedMaxExp", "AsinhE", "SigmE", "HDP", "FAHDP"]
 
 
 def _signature(thing: Any) -> str:
@@ -101,14 +100,6 @@ def test_contract_of_the_architecture(name: str) -> None:
     ]
     shown = ", ".join(str(parameter) for parameter in positional)
     assert shown == CONTRACT[name] or shown.startswith(CONTRACT[name] + ", ")
-
-
-@pytest.mark.parametrize("name", CURVES)
-def test_every_curve_has_value_and_derivative(name: str) -> None:
-    curve = getattr(pp, name)()
-    assert isinstance(curve, pp.Curve)
-    for method in (curve.value, curve.derivative):
-        assert method(torch.tensor([0.25, 0.5])).shape == (2,)
 
 
 def test_every_error_is_a_value_error_or_a_type_error() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import inspect
 import json
 import os
 import re
@@ -14,18 +13,24 @@ from html.parser import HTMLParser
 from importlib.metadata import metadata
 from pathlib import Path
 from types import ModuleType
+from typing import get_args
 from urllib.parse import unquote, urlsplit
 
 import pytest
+import torch
 
 import powerpool
 from powerpool import analysis as inspection
 from powerpool import curves, data, integrations, solvers, theory
 from powerpool.analysis import explorer as explore
+from powerpool.cli.main import main
+from powerpool.runs.engines import INHERITED, EngineName
+from powerpool.runs.folder import MODEL, RECORD
+from tests.test_readme import commands_of
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-ROOMS: dict[str, ModuleType] = {
+MODULES: dict[str, ModuleType] = {
     "powerpool.curves": curves,
     "powerpool.solvers": solvers,
     "powerpool.theory": theory,
@@ -34,13 +39,13 @@ ROOMS: dict[str, ModuleType] = {
     "powerpool.data": data,
     "powerpool.integrations.backbones": integrations.backbones,
 }
-"""Rooms with a list of public names, beside those that are frozen."""
+"""Modules with a list of public names, beside those that are frozen."""
 
 
 @cache
 def script(name: str) -> ModuleType:
-    """A file of docs/making as a module."""
-    spec = importlib.util.spec_from_file_location(name, DOCS / "making" / f"{name}.py")
+    """A file below docs as a module."""
+    spec = importlib.util.spec_from_file_location(Path(name).name, DOCS / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -151,19 +156,10 @@ def test_every_public_name_is_on_a_page_of_the_api(pages):
     anchors = {anchor for path, page in pages.items() if path.parent.name == "api" for anchor in page.anchors}
     frozen = json.loads((ROOT / "tests/api_surface.json").read_text(encoding="utf-8"))
     named = {f"{module}.{name}" for module, names in frozen.items() for name in names}
-    for room, module in ROOMS.items():
-        here = {name for name in module.__all__ if f"{room}.{name}" not in anchors}
-        named |= {f"{room}.{name}" for name in here if not hasattr(powerpool, name)}
+    for owner, module in MODULES.items():
+        here = {name for name in module.__all__ if f"{owner}.{name}" not in anchors}
+        named |= {f"{owner}.{name}" for name in here if not hasattr(powerpool, name)}
     assert not named - anchors, f"on no page of docs/api: {sorted(named - anchors)}"
-
-
-def test_every_public_name_has_a_docstring():
-    frozen = json.loads((ROOT / "tests/api_surface.json").read_text(encoding="utf-8"))
-    things = [getattr(importlib.import_module(module), name) for module, names in frozen.items() for name in names]
-    things += [getattr(module, name) for module in ROOMS.values() for name in module.__all__]
-    for thing in things:
-        if inspect.isclass(thing) or inspect.isfunction(thing) or inspect.ismodule(thing):
-            assert inspect.getdoc(thing), thing
 
 
 # ---- pages that could drift ------------------------------------------------------------------------------------------
@@ -188,7 +184,7 @@ def test_the_page_on_installing_has_every_extra():
 
 
 def test_docstrings_become_markdown():
-    docstrings = script("docstrings")
+    docstrings = script("making/docstrings")
     griffe = pytest.importorskip("griffe")
     owner = griffe.Function("here")
     text = docstrings.as_markdown(
@@ -202,3 +198,69 @@ def test_docstrings_become_markdown():
     assert "Examples:\n    >>> 1" in text
     table = "Words.\n\n====  ====\nx     y\n====  ====\n1     two\n      lines\n====  ====\n\nMore."
     assert "| x | y |\n| --- | --- |\n| 1 | two lines |\n" in docstrings.as_markdown(table, owner)
+
+
+# ---- the image of the README -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def overview() -> ModuleType:
+    return script("pictures/overview")
+
+
+def test_one_eigenvalue_dominates_before_and_four_are_alike_after(overview):
+    matrix = powerpool.autocorrelation(overview.features())
+    values = torch.linalg.eigvalsh(matrix / matrix.trace()).flip(0)
+    assert values[0] > 6 * values[1]
+    after = torch.linalg.eigvalsh(powerpool.spectral(matrix, powerpool.MaxExp(eta=overview.ETA))).flip(0)
+    assert after[overview.PATTERNS - 1] > 0.9 * after[0]
+    assert after[overview.PATTERNS] < 0.2 * after[0]
+
+
+def test_the_stored_image_is_up_to_date(overview, tmp_path):
+    overview.main(tmp_path)
+    drawn, stored = ((folder / "overview.svg").read_text(encoding="utf-8") for folder in (tmp_path, DOCS / "pictures"))
+    versions = [re.search(r"Matplotlib v([\d.]+)", text).group(1) for text in (drawn, stored)]
+    if versions[0] != versions[1]:
+        pytest.skip(f"the stored image was drawn by Matplotlib {versions[1]}, not {versions[0]}")
+    # Pixels of matrices may differ in their last bit on another processor; the words may not.
+    words = [re.sub(r'xlink:href="data:[^"]*"', "", text) for text in (drawn, stored)]
+    assert words[0].count("<image") == words[1].count("<image") == 3
+    assert re.findall(r"<!-- (.*?) -->", words[0]) == re.findall(r"<!-- (.*?) -->", words[1])
+
+
+# ---- the page on scaling ---------------------------------------------------------------------------------------------
+
+
+LAUNCHERS = {"python": [sys.executable], "torchrun": [sys.executable, "-m", "torch.distributed.run", "--standalone"]}
+
+
+@pytest.mark.stress
+def test_the_commands_of_the_page_on_scaling_run_in_their_order(tmp_path, monkeypatch):
+    pytest.importorskip("distributed", reason="the page on scaling is not tested: pip install distributed")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("POWERPOOL_DATA", raising=False)
+    monkeypatch.setenv("POWERPOOL_CACHE", str(tmp_path / "cache"))
+    commands = commands_of("docs/scaling.md")
+    assert [words[0] for words in commands] == ["powerpool", "python", "powerpool", "torchrun"]
+    for words in commands:
+        if words[0] == "powerpool":
+            assert main(words[1:]) == 0, words
+        else:
+            subprocess.run([*LAUNCHERS[words[0]], *words[1:]], check=True)
+    assert (tmp_path / "runs/reproduce/graph-quick/report.html").exists()
+    for run in ("devices", "torchrun"):
+        assert (tmp_path / "runs" / run / MODEL).exists()
+        assert (tmp_path / "runs" / run / RECORD).exists()
+
+
+def test_every_engine_of_the_page_can_be_asked_for():
+    text = (ROOT / "docs/scaling.md").read_text(encoding="utf-8")
+    (table,) = re.findall(r"^\| `--engine`.*\n\|[-|]+\n((?:\|.*\n)+)", text, flags=re.MULTILINE)
+    assert re.findall(r"^\| `(\w+)`", table, flags=re.MULTILINE) == list(get_args(EngineName))
+
+
+def test_the_page_names_the_variables_that_units_do_not_inherit():
+    text = " ".join((ROOT / "docs/scaling.md").read_text(encoding="utf-8").split())
+    sentence = re.search(r"variables that begin with (.*?) are copied from the command", text)[1]
+    assert set(re.findall(r"`(\w+)`", sentence)) == set(INHERITED)

@@ -170,23 +170,6 @@ def test_what_json_cannot_hold_is_refused_and_the_old_file_stays(tmp_path, value
     assert [file.name for file in tmp_path.iterdir()] == ["record.json"]
 
 
-def test_a_writer_that_fails_leaves_the_old_file_and_no_other(tmp_path):
-    path = tmp_path / "plot.svg"
-    path.write_text("old")
-
-    def fail() -> None:
-        with files.atomic(path) as temporary:
-            assert temporary.suffix == ".svg"
-            assert temporary.parent == tmp_path
-            temporary.write_text("half of it")
-            raise RuntimeError("stopped")
-
-    with pytest.raises(RuntimeError, match="stopped"):
-        fail()
-    assert path.read_text() == "old"
-    assert [file.name for file in tmp_path.iterdir()] == ["plot.svg"]
-
-
 def test_kill_9_while_writing_leaves_a_whole_file(tmp_path):
     path = tmp_path / "record.json"
     draw = random.Random(0)

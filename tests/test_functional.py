@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
 import powerpool as pp
-from tests.cases import CURVES, FEATURES, CurveCase
+from tests.cases import CURVES, FEATURES, PATHS, CurveCase
 from tests.tolerances import tolerance
 
 EPS = 1e-6
@@ -161,18 +161,6 @@ RESIDUALS = [
     {"trace_power": 0.3, "slope": 0.2},
     {"trace_power": 0.5, "eps": 0.1},
 ]
-PATHS: dict[str, dict[str, Any]] = {
-    "plain": {"curve": None},
-    "elementwise": {"curve": pp.SigmE(5.0), "mode": "elementwise"},
-    "elementwise-raw": {"curve": pp.AsinhE(3.0), "mode": "elementwise"},
-    "eigen": {"curve": pp.HDP(0.1), "solver": "eigen"},
-    "eigen-raw": {"curve": pp.Gamma(0.5), "solver": "eigen"},
-    "squaring": {"curve": pp.MaxExp(7), "solver": "squaring"},
-    "newton_schulz": {"curve": pp.Gamma(0.5), "solver": "newton_schulz"},
-    "gram": {"curve": pp.MaxExp(7), "solver": "gram"},
-    "gram-eigh": {"curve": pp.SigmE(5.0), "solver": "gram"},
-    "gram-raw": {"curve": pp.Gamma(0.8), "solver": "gram"},
-}
 every_path = pytest.mark.parametrize("path", PATHS.values(), ids=list(PATHS))
 
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import powerpool as pp
+from tests.cases import PATHS
 from tests.tolerances import tolerance
 
 CURVES: dict[str, pp.Curve] = {
@@ -166,20 +167,8 @@ def test_exact_solvers_agree_in_value_and_gradient(curve: pp.Curve, dtype: torch
             torch.testing.assert_close(other / gradient.abs().max(), gradient / gradient.abs().max(), **near)
 
 
-WAYS = {
-    "plain": {"curve": None},
-    "elementwise": {"curve": pp.SigmE(5.0), "mode": "elementwise"},
-    "eigen": {"curve": pp.HDP(0.1), "solver": "eigen"},
-    "squaring": {"curve": pp.MaxExp(7), "solver": "squaring"},
-    "gram": {"curve": pp.MaxExp(7), "solver": "gram"},
-    "gram-eigh": {"curve": pp.SigmE(5.0), "solver": "gram"},
-    "gram-infinite-slope": {"curve": pp.Gamma(0.5), "solver": "gram"},
-    "newton_schulz": {"curve": pp.Gamma(0.5), "solver": "newton_schulz"},
-}
-
-
 @pytest.mark.parametrize("beta, coordinates", [(0.0, False), (0.7, True)], ids=["plain", "centred-coordinates"])
-@pytest.mark.parametrize("way", WAYS.values(), ids=list(WAYS))
+@pytest.mark.parametrize("way", PATHS.values(), ids=list(PATHS))
 def test_mask_is_the_same_as_dropping_locations(way: dict[str, Any], beta: float, coordinates: bool) -> None:
     features = _rand(3, 4, 10)
     grid = pp.spatial_coordinates(2, 5, pivots=2, dtype=torch.float64) if coordinates else None

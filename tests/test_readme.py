@@ -39,7 +39,7 @@ DOCUMENTS = ("README.md", "CONTRIBUTING.md", *PAGES)
 IN_ORDER = ("docs/tutorial.md",)
 """Pages whose python blocks go on from one another; the blocks of all others run each on its own."""
 AS_TYPED = ("docs/graphs.md", "docs/images.md", "docs/fewshot.md", "docs/scaling.md")
-"""Pages whose commands run as they are typed, below and in ``tests/test_scaling.py``."""
+"""Pages whose commands run as they are typed, below and in ``tests/test_docs.py``."""
 PIPELINES = ("graph", "vision", "fewshot")
 GUESTS = ("timm", "torchvision")
 """Packages that blocks may need and no extra brings."""

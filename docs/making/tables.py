@@ -12,11 +12,10 @@ from functools import cache
 from pathlib import Path
 
 from powerpool.bench.record import BenchRecord, Measured, find_losses, load
-from powerpool.bench.tables import summary_table
-from powerpool.report.document import escaped
+from powerpool.bench.report import summary_table
 from powerpool.report.groups import Group, Row, group_records
 from powerpool.report.results import Comparison, compare_records
-from powerpool.report.tables import MISSING, format_p, format_signed, make_pretraining_table, make_table
+from powerpool.report.tables import MISSING, escaped, format_p, format_signed, make_pretraining_table, make_table
 from powerpool.report.write import read_records
 from powerpool.tasks.methods import VISION_METHODS
 
@@ -90,7 +89,8 @@ def ms(seconds: float) -> str:
 
 def pools() -> str:
     """Compare pools with their competitors."""
-    return "\n".join(summary_table(suite("pools")).as_markdown())
+    found = summary_table(suite("pools"))
+    return as_table(found.columns, [map(escaped, row) for row in found.rows])
 
 
 def pool_losses() -> str:

@@ -62,7 +62,7 @@ def heat(axes: Axes, values: torch.Tensor, title: str, below: str, beside: str) 
 
 
 def main(folder: Path) -> None:
-    save(draw, [folder / "overview.svg"], (12, 2.9), style={"font.size": 10})
+    save(draw, [folder / "overview.svg"], (12, 2.9), style={"font.size": 10, "svg.fonttype": "path"})
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ import os
 import sys
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -173,6 +173,36 @@ def one_line(text: str) -> str:
         'a\\nb\\x1b.png'
     """
     return "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
+
+
+class Bold(str):
+    """A text that tables emphasize: in bold in a report; on a terminal its row is red."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True)
+class TextTable:
+    """A table for the terminal."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    text_columns: Sequence[str] = ()
+    """Columns that are aligned to the left; all others hold numbers."""
+    caption: str = ""
+
+
+def print_table(table: TextTable) -> None:
+    """Print a table; texts may come from files."""
+    from rich.table import Table
+
+    shown = Table(title=cell(table.title) if table.title else None, caption=table.caption or None)
+    for name in table.columns:
+        shown.add_column(cell(name), justify="left" if name in table.text_columns else "right")
+    for row in table.rows:
+        shown.add_row(*map(cell, row), style="red" if any(isinstance(text, Bold) for text in row) else None)
+    console().print(shown)
 
 
 def cell(text: str) -> Text:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import csv
 import errno
+import io
 import json
 import os
 import re
 import stat
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -139,6 +141,15 @@ def write_text(path: str | Path, text: str) -> None:
     text = text.encode("utf-8", "backslashreplace").decode("utf-8")
     with atomic(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
+
+
+def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return rows with the same keys as CSV; the keys are the first line."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
 
 
 def read_bytes(path: str | Path, limit: int) -> bytes:

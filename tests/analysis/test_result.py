@@ -116,7 +116,7 @@ def test_files_contain_the_numbers(tmp_path):
     page = (tmp_path / "one" / "inspection.md").read_text()
     assert "| effective rank |" in page
     assert "![spectra](spectra.png)" in page
-    for other in found.write(tmp_path / "two", pictures=False):
+    for other in found.write(tmp_path / "two", plots=False):
         if other.suffix != ".md":  # which links the plots
             assert other.read_bytes() == (tmp_path / "one" / other.name).read_bytes(), other.name
 
@@ -132,7 +132,9 @@ def test_page_escapes_names_of_others():
 def test_one_channel_and_first_order_are_drawn(tmp_path, monkeypatch):
     found = inspect_features(torch.rand(2, 1, 3))
     without = type(found)(**{**vars(found), "after": None})
-    monkeypatch.setattr(plots, "save", lambda draw, paths, size, style: draw(Figure()))  # saving takes most of the time
+    monkeypatch.setattr(plots, "save", lambda draw, paths, size: draw(Figure()))  # saving takes most of the time
     for one in (found, without):
         assert len(plots.draw_plots(one, tmp_path)) == 8
-    assert [path.suffix for path in without.write(tmp_path, pictures=False)] == [".json", ".md", ".csv", ".csv"]
+    with pytest.warns(DeprecationWarning, match="plots"):
+        files = without.write(tmp_path, pictures=False)
+    assert [path.suffix for path in files] == [".json", ".md", ".csv", ".csv"]

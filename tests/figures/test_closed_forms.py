@@ -1,4 +1,4 @@
-"""The CSV of every computed figure against formulas written in NumPy and SciPy."""
+"""The CSV of every computed figure against formulas in NumPy and SciPy; links are tested in tests/theory."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ from scipy import integrate, optimize, stats
 
 from powerpool.figures import drawing
 from powerpool.figures.registry import make_figure
+from powerpool.theory import eta_bar_of_t as eta_bar
+from powerpool.theory import eta_of_t, t_of_eta, t_of_eta_bar
+from powerpool.theory import eta_tilde_of_t as eta_tilde
 from tests.figures import tables
 
 E = math.e
@@ -22,29 +25,6 @@ def maxexp(p, eta):
 def hdp(p, t):
     with np.errstate(divide="ignore"):
         return np.exp(-t / np.asarray(p))
-
-
-def t_of_eta(eta):
-    return E / (E - 1) * eta**eta / (eta + 1) ** (eta + 1)
-
-
-def eta_of_t(t):
-    return (math.sqrt(1 + 4 / (t * (E - 1)) ** 2) - 1) / 2
-
-
-def t_of_eta_bar(eta):
-    with np.errstate(divide="ignore", invalid="ignore"):
-        r = ((eta - 1) / eta) ** eta
-        found = E / (E - 1) * r / (r + eta - 1)
-    return np.where(np.asarray(eta) == 1, E / (2 * (E - 1)), found)
-
-
-def eta_tilde(t):
-    return 0.5 + np.sqrt(0.25 + (1 / (t * (E - 1)) - 1 / E) ** 2)
-
-
-def eta_bar(t):
-    return eta_tilde(2 * t - t_of_eta_bar(eta_tilde(t)))
 
 
 def fahdp(p, t):

@@ -99,7 +99,7 @@ def test_long_text_is_wrapped_and_stays_inside_the_figure(name, note):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(drawing, "save", measure)
-        patch.setattr(drawing, "write_rows", lambda *_: None)
+        patch.setattr(drawing, "write_text", lambda *_: None)
         write_figure(data, Path("figure"))
     (figure,) = figures
     texts = [figure._supxlabel, figure._suptitle, *figure.axes[-1].get_legend().get_texts()]

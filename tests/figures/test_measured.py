@@ -15,9 +15,9 @@ from scipy import stats
 from powerpool.cli.main import COMMANDS
 from powerpool.data.banks import FeatureStore
 from powerpool.errors import RecordError
+from powerpool.figures.data import MissingRecordError, Sources, spectrum
 from powerpool.figures.measured import open_mic_command, sweep_command
 from powerpool.figures.registry import make_figure
-from powerpool.figures.sources import MissingRecordError, Sources, spectrum
 from powerpool.runs.record import EpisodeResult, RunRecord, mark_quick
 from powerpool.tasks.vision.options import PAPER, SCHEMA, STUDIES, read_sweep
 from tests.bench import samples

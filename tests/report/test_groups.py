@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from powerpool.errors import RecordError
@@ -42,6 +44,13 @@ def test_one_group_for_each_data_set_protocol_and_backbone() -> None:
 def test_second_record_of_a_row_is_refused() -> None:
     with pytest.raises(RecordError, match=r"second file .* SOP on flower102, protocol frozen, backbone efficient"):
         group_records([image_run("SOP", FLAGS), image_run("SOP", FLAGS)])
+
+
+def test_a_table_does_not_mix_accuracies_and_errors() -> None:
+    wrong = replace(graph_run("GIN0", [20.0, 16.0]), metric="error in %")
+    with pytest.raises(RecordError, match=r"accuracy in %' of SOP and 'error in %' of GIN0 \(MUTAG"):
+        group_records([graph_run("SOP", [80.0, 84.0]), wrong])
+    assert len(group_records([graph_run("SOP", [80.0, 84.0], data="PTC_MR"), wrong])) == 2
 
 
 def test_what_is_tested() -> None:

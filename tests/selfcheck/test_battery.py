@@ -180,20 +180,6 @@ def test_the_default_dtype_and_no_grad_change_nothing(outcomes):
         torch.set_default_dtype(torch.float32)
 
 
-@pytest.mark.stress
-@pytest.mark.parametrize("threads", [1, 2])
-def test_twenty_seeds_pass(threads):
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        for seed in range(20):
-            for check in Battery(seed).checks(quick=True):
-                if not check.name.startswith("torch.compile"):
-                    assert run_check(check).status == "passed", (seed, check.name)
-    finally:
-        torch.set_num_threads(before)
-
-
 def test_without_a_compiler_inductor_is_skipped_and_tracing_is_checked(monkeypatch, battery):
     monkeypatch.setattr("shutil.which", lambda name: None)
     last = [check for check in battery.checks() if check.name.startswith("torch.compile")]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.stress import cases
-from tests.stress.kills import Place, begin, finish_here
+from tests.stress.kills import Place, begin
 
 SHORT = {"graph": cases.graph(8), "few-shot": cases.fewshot(25), "vision": cases.end_to_end(4, workers=0)}
 """A small run of each pipeline."""
@@ -18,7 +18,7 @@ def runs(tmp_path_factory):
 
     def give(name: str) -> Place:
         if name not in made:
-            made[name] = begin(SHORT[name], tmp_path_factory.mktemp("stress"), finish_here)
+            made[name] = begin(SHORT[name], tmp_path_factory.mktemp("stress"))
         return made[name]
 
     return give

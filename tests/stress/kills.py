@@ -13,20 +13,19 @@ redone that was in a checkpoint where no unit that had been saved at the kill wa
 from __future__ import annotations
 
 import argparse
-import contextlib
 import multiprocessing
 import os
 import random
 import signal
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 import powerpool
@@ -53,9 +52,6 @@ PRELOADED = (
     "rich.progress",
     "torch_geometric.nn",
 )
-
-Finish = Callable[["Place"], None]
-Start = Callable[["Place"], "Running"]
 
 
 @dataclass(frozen=True)
@@ -146,19 +142,10 @@ class Running:
 
 
 def start(place: Place) -> Running:
-    """The command in a new process."""
-    out, err = _message_files(place)
-    command = [sys.executable, "-m", "tests.stress.launch", str(place.ledger), *place.words]
-    with out.open("w") as to_out, err.open("w") as to_err:
-        process = subprocess.Popen(command, cwd=place.folder, env=place.variables, stdout=to_out, stderr=to_err)
-    return Running(process.pid, process.poll, out, err)
-
-
-def start_warm(place: Place) -> Running:
     """The command in a process that has imported everything already: a copy of one that has done nothing else."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["__main__", *PRELOADED])
-    out, err = _message_files(place)
+    out, err = place.ledger.with_suffix(".out"), place.ledger.with_suffix(".err")
     arguments = (place.folder, place.variables, place.ledger, place.words, out, err)
     process = context.Process(target=_run_warm, args=arguments)
     process.start()
@@ -173,10 +160,6 @@ def _run_warm(folder: Path, variables: dict[str, str], ledger: Path, words: list
         with file.open("w") as to:
             os.dup2(to.fileno(), number)
     sys.exit(launch.run(ledger, words))
-
-
-def _message_files(place: Place) -> tuple[Path, Path]:
-    return place.ledger.with_suffix(".out"), place.ledger.with_suffix(".err")
 
 
 @dataclass
@@ -209,15 +192,7 @@ class StressError(AssertionError):
 
 
 def finish(place: Place) -> None:
-    """Give the command in a process of its own, and wait for its end."""
-    running = start(place)
-    code = running.wait()
-    if code != 0:
-        raise StressError(f"{' '.join(place.words)} ended with exit code {code}: {running.err.read_text()}")
-
-
-def finish_here(place: Place) -> None:
-    """The same in this process, which has imported everything already."""
+    """Give the command in this process, and wait for its end."""
     code = give_here(place)
     if code != 0:
         raise StressError(f"{' '.join(place.words)} ended with exit code {code}.")
@@ -225,17 +200,20 @@ def finish_here(place: Place) -> None:
 
 def give_here(place: Place) -> int:
     """Give the command in this process; its exit code."""
-    with _inside(place.folder), _variables(place):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(place.folder)
+        for name in ("POWERPOOL_CACHE", "POWERPOOL_OFFLINE"):
+            patch.setenv(name, place.variables[name])
         return launch.run(place.ledger, place.words)
 
 
-def kill_at(place: Place, point: float, gap: float, whole: int, begin_run: Start) -> Kill | None:
+def kill_at(place: Place, point: float, gap: float, whole: int) -> Kill | None:
     """Start, kill when ``point`` units are done and one of them is new, and a part of ``gap`` seconds later.
 
     None where the command came to its end before.
     """
     first, began = place.stamps, 0.0
-    running = begin_run(place)
+    running = start(place)
     try:
         while running.poll() is None:
             stamps = place.stamps
@@ -255,24 +233,16 @@ def kill_at(place: Place, point: float, gap: float, whole: int, begin_run: Start
     return Kill(place.case.name, place.case.unit, round(moment, 2), len(place.stamps), whole, len(place.saved))
 
 
-def begin(case: Case, folder: Path, last: Finish = finish) -> Place:
+def begin(case: Case, folder: Path) -> Place:
     """Make the data in an empty folder and run a case without a kill: what others are compared with."""
     case.prepare(folder)
     whole = Place(case, folder, "whole")
-    last(whole)
+    finish(whole)
     return whole
 
 
-def trial(whole: Place, kills: int, draw: random.Random, last: Finish = finish, begin_run: Start = start) -> list[Kill]:
-    """Run a case with so many kills, and say what came of each.
-
-    Args:
-        whole: the run that nobody killed.
-        kills: how many.
-        draw: where moments come from.
-        last: how commands run that are not killed.
-        begin_run: how those run that are.
-    """
+def trial(whole: Place, kills: int, draw: random.Random) -> list[Kill]:
+    """Run the case of ``whole``, which nobody killed, with so many kills at drawn moments, and return them."""
     times = sorted(whole.stamps.values())
     count, gap = len(times), (times[-1] - times[0]) / max(len(times) - 1, 1)
     found: list[Kill] = []
@@ -281,7 +251,7 @@ def trial(whole: Place, kills: int, draw: random.Random, last: Finish = finish, 
             break
         place = Place(whole.case, whole.folder, f"killed-{number}")
         points = sorted(draw.uniform(0, count) for _ in range(kills - len(found)))
-        own = _round(place, points, gap, count, last, begin_run)
+        own = _round(place, points, gap, count)
         for kill in own:
             kill.equal = are_equal(place, whole)
         found += own
@@ -293,13 +263,13 @@ def are_equal(one: Place, other: Place) -> bool:
     return outcome(one.run) == outcome(other.run) and one.stamps.keys() == other.stamps.keys()
 
 
-def _round(place: Place, points: Sequence[float], gap: float, whole: int, last: Finish, begin_run: Start) -> list[Kill]:
+def _round(place: Place, points: Sequence[float], gap: float, whole: int) -> list[Kill]:
     """One run, killed at these points unless it ends before."""
     kills: list[Kill] = []
     ended = False
     for point in points:
         before, saved = place.stamps, place.saved
-        kill = kill_at(place, point, gap, whole, begin_run)
+        kill = kill_at(place, point, gap, whole)
         _note_redone(kills, before, saved, place.stamps)
         if kill is None:
             ended = True
@@ -307,7 +277,7 @@ def _round(place: Place, points: Sequence[float], gap: float, whole: int, last: 
         kills.append(kill)
     if not ended:
         before, saved = place.stamps, place.saved
-        last(place)
+        finish(place)
         _note_redone(kills, before, saved, place.stamps)
     return kills
 
@@ -317,30 +287,6 @@ def _note_redone(kills: list[Kill], before: cases.Stamps, saved: set[str], after
     if kills:
         again = {unit for unit, when in before.items() if after.get(unit) != when}
         kills[-1].redone, kills[-1].saved_redone = len(again), len(again & saved)
-
-
-@contextlib.contextmanager
-def _inside(folder: Path) -> Iterator[None]:
-    before = Path.cwd()
-    os.chdir(folder)
-    try:
-        yield
-    finally:
-        os.chdir(before)
-
-
-@contextlib.contextmanager
-def _variables(place: Place) -> Iterator[None]:
-    names = ("POWERPOOL_CACHE", "POWERPOOL_OFFLINE")
-    before = {name: os.environ.get(name) for name in names}
-    os.environ.update({name: place.variables[name] for name in names})
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            os.environ.pop(name)
-            if value is not None:
-                os.environ[name] = value
 
 
 # ---- the record ------------------------------------------------------------------------------------------------------

@@ -1,7 +1,5 @@
 """A command of powerpool as it is typed, in a process that writes down what it computes.
 
-    python -m tests.stress.launch LEDGER train graph --data MUTAG --out run
-
 Two things differ from ``powerpool train graph ...``, and neither changes a result. Whatever is saved every few seconds
 or minutes is saved after every epoch of graphs, every episode, and every few pictures; training end to end saves every
 epoch, as always. And every epoch, episode, batch, picture or point of a grid that is computed is a line of the ledger,
@@ -14,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -142,7 +139,3 @@ def run(ledger: Path, words: Sequence[str]) -> int:
     """The exit code of the command."""
     with watched(ledger, words):
         return main(words)
-
-
-if __name__ == "__main__":
-    sys.exit(run(Path(sys.argv[1]), sys.argv[2:]))

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.stress.kills import POLL, Place, are_equal, finish_here, start_warm
+from tests.stress.kills import POLL, Place, are_equal, finish, start
 
 SIZE = 4 * 2**20
 LIMIT = 1000
@@ -53,7 +53,7 @@ def fill(ballast: Path) -> None:
 
 def train_until_it_fails(place: Place, spoil: Callable[[int], object]) -> tuple[int, str]:
     """Return exit code and messages of a training; ``spoil`` is called repeatedly after two saved epochs."""
-    running = start_warm(place)
+    running = start(place)
     try:
         running.wait_until_held()
         spoil(running.pid)
@@ -90,7 +90,7 @@ def test_a_training_on_a_full_disk_fails_and_resumes_when_there_is_room(runs, di
     saved = place.saved
     ballast.unlink()
     before = place.stamps
-    finish_here(place)
+    finish(place)
     assert not {unit for unit in saved if place.stamps[unit] != before[unit]}
     assert are_equal(place, whole)
 
@@ -102,5 +102,5 @@ def test_a_limit_on_the_size_of_files_is_reported_in_the_same_way(runs):
         place, lambda pid: resource.prlimit(pid, resource.RLIMIT_FSIZE, (LIMIT, resource.RLIM_INFINITY))
     )
     assert_clean_failure(place, code, err, "File too large")
-    finish_here(place)
+    finish(place)
     assert are_equal(place, whole)

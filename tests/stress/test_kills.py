@@ -20,9 +20,8 @@ from tests.stress.kills import (
     Kill,
     Place,
     _note_redone,
-    finish_here,
+    finish,
     problems,
-    start_warm,
     table,
     trial,
 )
@@ -33,7 +32,7 @@ PUBLISHED = Path(__file__).parents[2] / "results" / "stress"
 @pytest.mark.stress  # each pipeline has such a test of its own; this one's moment is random
 @pytest.mark.parametrize("name", SHORT)
 def test_kill_9_at_a_random_moment_costs_nothing_that_was_saved(name, runs):
-    (kill,) = trial(runs(name), 1, random.Random(name), finish_here, start_warm)
+    (kill,) = trial(runs(name), 1, random.Random(name))
     assert kill.equal
     assert kill.saved_redone == 0
     # At most what no checkpoint had yet: a unit, or of pictures an epoch of six batches.
@@ -53,27 +52,15 @@ def record_of(*kills: Kill) -> dict:
     return {"schema": 1, "asked": len(kills), "seed": 0, "kills": listed, "environment": machine}
 
 
-def test_fewer_kills_than_were_asked_for_show():
+def test_missing_kills_and_other_results_are_problems():
     whole = record_of(some_kill(equal=True), some_kill(equal=True))
     assert problems(whole) == []
-    assert problems({**whole, "kills": []}) == [
-        "0 kills of trainings, not the 2 that were asked for: runs ended before",
-        f"0 kills of reproduce, not the {REPRODUCE_KILLS} that were asked for: runs ended before",
-    ]
-    (said,) = problems({**whole, "kills": whole["kills"][1:]})
-    assert said.startswith("1 kills of trainings, not the 2")
-
-
-def test_a_run_that_came_to_something_else_shows():
-    assert problems(record_of(some_kill(equal=True))) == []
-    assert problems(record_of(some_kill(equal=True), some_kill())) == ["other weights or metrics after kills of: graph"]
-    (said,) = problems(record_of(some_kill(equal=True, redone=2, saved_redone=1)))
-    assert "what was in a checkpoint was computed again" in said
-    early = some_kill(saved=0, equal=True)
-    assert problems(record_of(*[early] * REPRODUCE_KILLS)) == []
-    assert problems(record_of(*[early] * (REPRODUCE_KILLS + 1))) == [
-        "less than half of the kills fell after a checkpoint"
-    ]
+    assert len(problems({**whole, "kills": []})) == 2
+    for wrong in (some_kill(), some_kill(equal=True, redone=2, saved_redone=1)):
+        (problem,) = problems(record_of(some_kill(equal=True), wrong))
+        assert "graph" in problem
+    early = [some_kill(saved=0, equal=True)] * (REPRODUCE_KILLS + 1)
+    assert len(problems(record_of(*early))) == 1
 
 
 def test_what_was_computed_again_is_counted_by_the_time_of_its_last_line(tmp_path):
@@ -101,15 +88,10 @@ def test_one_bit_of_one_weight_is_another_result():
     assert first not in {cases.digest(other) for other in others}
 
 
-def test_times_do_not_count_and_all_else_does():
-    record = {"value": 1.0, "seconds": 2.0, "folds": [{"loss": 3.0, "test_seconds": 4.0}], "environment": {}}
-    assert cases.without_times(record) == {"value": 1.0, "folds": [{"loss": 3.0}]}
-
-
 def test_a_command_that_fails_is_no_result(tmp_path):
     place = Place(cases.Case("bad", ("train", "graph", "--fold", "99"), "epochs", cases.saved_graph), tmp_path, "run")
     with pytest.raises(AssertionError, match="ended with exit code 2"):
-        finish_here(place)
+        finish(place)
 
 
 # ---- the record of the project ---------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from tests.stress.kills import Place, are_equal, finish_here, give_here, start_warm
+from tests.stress.kills import Place, are_equal, finish, give_here, start
 
 
 # tests/tasks/fewshot also interrupts a training.
@@ -14,7 +14,7 @@ from tests.stress.kills import Place, are_equal, finish_here, give_here, start_w
 def test_a_second_command_is_refused_and_an_interrupted_run_resumes(name, runs, capsys):
     whole = runs(name)
     place = Place(whole.case, whole.folder, "interrupted", hold=3)
-    running = start_warm(place)
+    running = start(place)
     try:
         running.wait_until_held()
         before = place.stamps
@@ -39,6 +39,6 @@ def test_a_second_command_is_refused_and_an_interrupted_run_resumes(name, runs, 
     assert not (place.run / "record.json").exists()
     computed, saved = place.stamps, place.saved
     assert saved
-    finish_here(place)
+    finish(place)
     assert not {unit for unit in saved if place.stamps[unit] != computed[unit]}
     assert are_equal(place, whole)

@@ -76,10 +76,3 @@ def test_results_share_no_memory_with_arguments():
     points = np.ones(3)
     points.setflags(write=False)
     assert evaluate(lambda x: x, x=points) is not points
-
-
-def test_everything_public_has_a_docstring_with_an_example():
-    for name in theory.__all__:
-        thing = getattr(theory, name)
-        assert thing.__doc__
-        assert isinstance(thing, type) or ">>>" in thing.__doc__, name

@@ -7,12 +7,11 @@ import os
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import pytest
 import torch
 
-from powerpool.cli.main import main
 from powerpool.data import archives, load_images
 from powerpool.data.banks import FeatureStore
 from powerpool.data.store import make_once
@@ -21,7 +20,6 @@ from powerpool.files import atomic, locked, make_folder, read_json, write_json, 
 from powerpool.report.plots import draw_sweep
 from powerpool.runs.folder import DataIdentity, load_state, save_model, save_state
 from tests.data.image_sets import split_set, write_zip
-from tests.report import samples
 
 
 def failing(number: int) -> Callable[..., NoReturn]:
@@ -157,20 +155,3 @@ def test_a_lock_holds_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_names_that_are_not_utf_8_are_written_as_escapes(tmp_path: Path) -> None:
     write_text(tmp_path / "a.csv", "ro\udcffse,1")
     assert (tmp_path / "a.csv").read_text(encoding="utf-8") == "ro\\udcffse,1"
-
-
-def test_a_command_reports_a_full_disk_in_one_line_with_exit_code_1(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
-    samples.graph_run("SOP", [80.0, 84.0]).write(tmp_path / "MUTAG" / "SOP.json")
-    words = ["report", "--records", str(tmp_path)]
-    assert main(words) == 0
-    before = (tmp_path / "README.md").read_text()
-    monkeypatch.setattr(Path, "write_text", full)
-    capsys.readouterr()
-    assert main(words) == 1
-    message = capsys.readouterr().err
-    assert message.count("\n") == 1
-    assert "README.md: No space left on device" in message
-    assert (tmp_path / "README.md").read_text() == before
-    assert not list(tmp_path.glob(".*"))

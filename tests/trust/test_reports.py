@@ -13,18 +13,15 @@ from pathlib import Path
 import pytest
 import torch
 from markdown_it import MarkdownIt
-from rich.console import Console
 
-from powerpool.bench import compare, publish
-from powerpool.bench import tables as bench_tables
-from powerpool.bench.compare import CompareOptions
-from powerpool.bench.publish import PublishOptions
+from powerpool.bench import finished
+from powerpool.bench import report as bench_report
+from powerpool.bench.finished import CompareOptions, PublishOptions
 from powerpool.bench.record import BenchRecord, Fit, Outcome, Selection, Skipped
 from powerpool.cli.main import main
-from powerpool.cli.show import print_table
+from powerpool.console import TextTable, print_table
 from powerpool.errors import RecordError
 from powerpool.runs.folder import load_state, save_state
-from powerpool.tasks.base import TextTable
 from tests.bench import samples
 from tests.data.image_sets import flat, write_folder
 
@@ -68,9 +65,9 @@ def test_published_measurements_of_hostile_names(name: str, tmp_path: Path) -> N
     source.mkdir()
     for suite in ("pools", "solvers", "curves", "training"):
         hostile_bench(suite, name).save(source / f"{suite}.json")
-    publish.run(PublishOptions(source, out))
+    finished.run_publish(PublishOptions(source, out))
     tokens = READER.parse((out / "README.md").read_text())
-    plain = publish.markdown([hostile_bench(suite, "x") for suite in ("pools", "solvers", "curves", "training")])
+    plain = finished.markdown([hostile_bench(suite, "x") for suite in ("pools", "solvers", "curves", "training")])
     assert [token.type for token in tokens] == [token.type for token in READER.parse(plain)]
     inside = [child for token in tokens for child in token.children or ()]
     assert "html_inline" not in {child.type for child in inside}
@@ -85,37 +82,36 @@ def test_published_measurements_of_hostile_names(name: str, tmp_path: Path) -> N
 def test_a_record_of_bench_is_published_under_its_own_name_alone(tmp_path: Path) -> None:
     samples.record(suite="../elsewhere").save(tmp_path / "pools.json")
     with pytest.raises(RecordError, match="elsewhere"):
-        publish.run(PublishOptions(tmp_path, tmp_path / "results"))
+        finished.run_publish(PublishOptions(tmp_path, tmp_path / "results"))
     assert {path.name for path in tmp_path.iterdir()} == {"pools.json"}
 
 
 MARKUP = "[/red] x [bold]y :smile: \x1b[31m\nz"
 
 
-def test_tables_of_a_terminal_show_every_name_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tables_of_a_terminal_show_every_name_as_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "400")
     record = hostile_bench("pools", MARKUP)
     old, new = tmp_path / "old.json", tmp_path / "new.json"
     record.save(old)
     record.cases[0].results[1] = samples.measured(MARKUP, 9.0)
     record.cases[1].skipped.append(Skipped(MARKUP, MARKUP))
     record.save(new)
-    assert compare.run(CompareOptions(old, new)) == 1
+    assert finished.run_compare(CompareOptions(old, new)) == 1
     assert_shown(capsys.readouterr().out)
     for table in (
-        bench_tables.case_table(record.cases[1]).as_rich(),
-        bench_tables.target_table(record).as_rich(),
-        bench_tables.growth_table(record).as_rich(),
-        bench_tables.selection_table(record).as_rich(),
+        bench_report.case_table(record.cases[1]),
+        bench_report.target_table(record),
+        bench_report.growth_table(record),
+        bench_report.selection_table(record),
     ):
-        wide().print(table)
+        print_table(table)
         assert_shown(capsys.readouterr().out)
     for title, name, cell in ((MARKUP, "a", "b"), ("a", MARKUP, "b"), ("a", "b", MARKUP)):
         print_table(TextTable(title, (name,), ((cell,),)))
         assert_shown(capsys.readouterr().out)
-
-
-def wide() -> Console:
-    return Console(width=400, emoji=True)
 
 
 def assert_shown(printed: str) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from powerpool.analysis.explorer import spectra_of, write_page
 from powerpool.analysis.gather import inspect_source, open_source
 from powerpool.analysis.result import Inspection
-from powerpool.console import Bars, cell, console, emit, print_line
+from powerpool.console import Bars, TextTable, emit, print_line, print_table
 from powerpool.errors import ArgumentError
 from powerpool.runs.folder import require_output
 from powerpool.tasks.pooling import Samples
@@ -79,22 +79,11 @@ def inspect_with_progress(folder: str, which: Samples) -> Inspection:
 
 
 def _show(found: Inspection) -> None:
-    from rich.table import Table
-
     for text in (found.headline(), *found.remarks):
         print_line(text)
-    for title, headings, rows in (
-        ("mean ± standard deviation over samples", ("measure", "before the curve", "after"), found.table()),
-        (
-            "suggested parameters, and the range to search",
-            ("curve", "parameter", "on the spectrum", "entry by entry"),
-            found.parameters(),
-        ),
-    ):
-        table = Table(title=title)
-        for heading in headings:
-            table.add_column(heading, justify="left" if heading in ("measure", "curve", "parameter") else "right")
-        for row in rows:
-            table.add_row(*map(cell, row))
-        console().print(table)
+    measures = ("measure", "before the curve", "after")
+    print_table(TextTable("mean ± standard deviation over samples", measures, found.table(), measures[:1]))
+    parameters = ("curve", "parameter", "on the spectrum", "entry by entry")
+    title = "suggested parameters, and the range to search"
+    print_table(TextTable(title, parameters, found.parameters(), parameters[:2]))
     print_line(found.advice())

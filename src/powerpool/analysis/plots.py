@@ -34,8 +34,7 @@ def draw_plots(found: Inspection, folder: Path) -> list[Path]:
     files = []
     for name, (draw, size) in drawings.items():
         paths = [folder / f"{name}{suffix}" for suffix in (".png", ".svg")]
-        # Text that is not drawn as paths makes an SVG ten times smaller.
-        save(partial(draw, found), paths, size, style={"svg.fonttype": "none"})
+        save(partial(draw, found), paths, size)
         files += paths
     return files
 

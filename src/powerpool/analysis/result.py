@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import csv
-import io
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,9 +14,9 @@ from powerpool.analysis.measures import effective_rank, leading_share, participa
 from powerpool.analysis.plots import draw_plots
 from powerpool.analysis.suggestion import CURVES, Suggestion
 from powerpool.curves import FAHDP, HDP, Curve, MaxExp
-from powerpool.files import write_json, write_text
+from powerpool.files import csv_text, write_json, write_text
 from powerpool.functional import Mode
-from powerpool.report.document import Table, escaped
+from powerpool.report.tables import Table, escaped
 from powerpool.tasks.pooling import Normalization
 
 COUNTS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
@@ -202,7 +201,7 @@ class Inspection:
             "notes": list(self.notes),
         }
 
-    def markdown(self, pictures: Sequence[Path] = ()) -> str:
+    def markdown(self, plots: Sequence[Path] = ()) -> str:
         """Return the tables and the advice as a Markdown page, with these plots."""
         parts = [
             "# Features before and after pooling",
@@ -211,7 +210,7 @@ class Inspection:
             Table(("measure", "before", "after"), self.table()).as_markdown(),
             escaped(self.advice()),
             Table(("curve", "parameter", "on the spectrum", "entry by entry"), self.parameters()).as_markdown(),
-            *(f"![{path.stem}]({path.name})" for path in pictures),
+            *(f"![{path.stem}]({path.name})" for path in plots),
         ]
         return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -224,18 +223,22 @@ class Inspection:
             f"{sizes} locations."
         )
 
-    def write(self, folder: str | Path, *, pictures: bool = True) -> list[Path]:
+    def write(self, folder: str | Path, *, plots: bool = True, pictures: bool | None = None) -> list[Path]:
         """Write ``inspection.json``, ``inspection.md``, ``samples.csv``, ``spectra.csv`` and the plots.
 
         Args:
             folder: created if it is missing.
-            pictures: whether to draw plots, which needs matplotlib.
+            plots: whether to draw plots, which needs matplotlib.
+            pictures: the old name of ``plots``.
 
         Returns:
             The files.
         """
+        if pictures is not None:
+            warnings.warn("pictures is now plots.", DeprecationWarning, stacklevel=2)
+            plots = pictures
         folder = Path(folder)
-        drawn = draw_plots(self, folder) if pictures else []
+        drawn = draw_plots(self, folder) if plots else []
         texts = {
             "inspection.md": self.markdown([path for path in drawn if path.suffix == ".png"]),
             "samples.csv": self._samples_csv(),
@@ -254,21 +257,18 @@ class Inspection:
         return f"{middle:.2f} ({low:.2f} to {high:.2f})"
 
     def _samples_csv(self) -> str:
-        columns = {
-            f"{name}, {side}": _plain(values)
-            for side, found in self.sides.items()
-            for name, values in found.values(self.relation).items()
-        }
-        rows = zip(range(self.samples), self.locations, *columns.values(), strict=True)
-        return _to_csv([("sample", "locations", *columns), *rows])
+        columns: dict[str, Sequence[Any]] = {"sample": range(self.samples), "locations": self.locations}
+        for side, found in self.sides.items():
+            for name, values in found.values(self.relation).items():
+                columns[f"{name}, {side}"] = _plain(values)
+        return _columns_text(columns)
 
     def _spectra_csv(self) -> str:
-        columns = {}
+        columns: dict[str, Sequence[Any]] = {"eigenvalue": range(1, self.channels + 1)}
         for side, found in self.sides.items():
             columns[f"{side}, mean"] = _plain(found.spectra.mean(0))
             columns[f"{side}, std"] = _plain(found.spectra.std(0, correction=0))
-        rows = zip(range(1, self.channels + 1), *columns.values(), strict=True)
-        return _to_csv([("eigenvalue", *columns), *rows])
+        return _columns_text(columns)
 
 
 def _mean_text(values: Tensor, name: str) -> str:
@@ -311,7 +311,5 @@ def _plain(values: Tensor) -> list[float | None]:
     return [None if value != value else _round(value) for value in values.tolist()]
 
 
-def _to_csv(rows: Sequence[Sequence[Any]]) -> str:
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(rows)
-    return text.getvalue()
+def _columns_text(columns: dict[str, Sequence[Any]]) -> str:
+    return csv_text([dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)])

@@ -7,34 +7,32 @@ import os
 import signal
 import subprocess
 import sys
-import typing
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import torch
 
-from powerpool.bench import cases, operators, tables
+from powerpool.bench import cases, operators, report
 from powerpool.bench.cases import BenchCase, Effort, run_case
 from powerpool.bench.record import (
+    SUITES,
     BenchRecord,
     RecordedOptions,
+    SuiteName,
     check_limits,
     find_fits,
     find_outcomes,
     find_selection,
     load,
 )
-from powerpool.console import Bars, console, delegate_result, emit, notes, print_failure, print_line
+from powerpool.console import Bars, console, delegate_result, emit, notes, print_failure, print_line, print_table
 from powerpool.errors import ArgumentError, RecordError
 from powerpool.files import locked
 from powerpool.runs.engines import module_path, python_command
 from powerpool.runs.environment import environment
 from powerpool.tasks.training import require_device
 
-SuiteName = Literal["all", "pools", "solvers", "curves", "training", "extraction", "episodes"]
-SUITES = typing.get_args(SuiteName)[1:]
 JOBS = ("training", "extraction", "episodes")
 """Suites of whole jobs, on the CPU, with limits relative to their floor."""
 SAME = ("processor", "torch", "powerpool", "threads", "commit", "dirty")
@@ -162,18 +160,16 @@ def run_suite(suite: str, options: BenchOptions) -> BenchRecord:
                 if measured.error:
                     print_failure(f"{case.name}: {measured.error}")
                 else:
-                    console().print(tables.case_table(measured).as_rich())
+                    print_table(report.case_table(measured))
                 _add_findings(record, complete=not queue)
                 record.save(path)
             bars.advance(bar)
-    for table in (tables.growth_table(record), tables.selection_table(record), tables.target_table(record)):
+    for table in (report.growth_table(record), report.selection_table(record), report.target_table(record)):
         if table.rows:
-            console().print(table.as_rich())
-    print_line(f"{tables.machine_line(record.environment)}\nrecord: {path}")
+            print_table(table)
+    print_line(f"{report.machine_line(record.environment)}\nrecord: {path}")
     if options.plots and suite == "pools":
-        from powerpool.bench import plots
-
-        for plot in plots.draw(record, options.folder):
+        for plot in report.draw(record, options.folder):
             print_line(f"plot: {plot}")
     return record
 

@@ -369,7 +369,7 @@ def _extraction_case(name: str, crops: Crops, images: int) -> BenchCase:
         Contender(FOLDED, "floor", "maps", lambda watch: alone(True, watch)),
         Contender(FROM_FILES, "powerpool", "maps", from_files),
     ]
-    sizes = {"pictures": images, "crops": crops.count, "pixels": crops.size}
+    sizes = {"images": images, "crops": crops.count, "pixels": crops.size}
     return BenchCase("extraction", name, sizes, contenders, labels={"network": NETWORK})
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 import statistics
+import typing
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Literal
 
 import powerpool as pp
 from powerpool.bench.measure import Spread
@@ -18,6 +20,8 @@ from powerpool.runs.environment import Environment
 from powerpool.runs.typed import Json, from_json
 
 SCHEMA = "powerpool-bench/1"
+SuiteName = Literal["all", "pools", "solvers", "curves", "training", "extraction", "episodes"]
+SUITES = typing.get_args(SuiteName)[1:]
 
 
 @dataclass(frozen=True)
@@ -167,6 +171,8 @@ def load(path: str | Path) -> BenchRecord:
 
 OURS, GRAM = "powerpool auto", "powerpool gram"
 NEWTON_SCHULZ, LOEWNER = "Newton-Schulz 5", "eigh + Loewner"
+SIZES = {"channels": "channels C", "locations": "locations N", "eta": "eta"}
+"""Sizes that sweeps vary, and their names."""
 LEAST_POINTS = 3
 MEMORY = 1.3
 """Most memory that ``gram`` may need, relative to forming M."""
@@ -177,20 +183,48 @@ LOSS = 1.05
 # ---- growth ----------------------------------------------------------------------------------------------------------
 
 
-def find_fits(cases: Iterable[CaseRecord]) -> list[Fit]:
-    """A fit for every contender and every size that takes at least three values while the others are fixed."""
+@dataclass(frozen=True)
+class Sweep:
+    """Cases that differ in one size only, in ascending order."""
+
+    against: str
+    fixed: dict[str, int]
+    cases: list[CaseRecord]
+
+    @property
+    def where(self) -> str:
+        """The fixed sizes, as text."""
+        return ", ".join(f"{SIZES.get(name, name).split()[-1]} = {size}" for name, size in self.fixed.items())
+
+
+def find_sweeps(cases: Iterable[CaseRecord], against: str) -> list[Sweep]:
+    """Every sweep over one size with at least three cases, the longest first."""
+    groups: dict[tuple[tuple[str, int], ...], list[CaseRecord]] = defaultdict(list)
+    for case in cases:
+        if against in case.sizes and not case.error:
+            fixed = tuple((name, size) for name, size in case.sizes.items() if name != against)
+            groups[fixed].append(case)
+    found = [
+        Sweep(against, dict(fixed), sorted(members, key=lambda case: case.sizes[against]))
+        for fixed, members in groups.items()
+        if len(members) >= LEAST_POINTS
+    ]
+    return sorted(found, key=lambda sweep: -len(sweep.cases))
+
+
+def find_fits(cases: Sequence[CaseRecord]) -> list[Fit]:
+    """A fit for every contender that takes part in at least three cases of a sweep."""
     found = []
-    cases = list(cases)
-    for against in ("channels", "locations", "eta"):
-        series: dict[tuple[str, tuple[tuple[str, int], ...]], list[tuple[int, float]]] = defaultdict(list)
-        for case in cases:
-            if against in case.sizes:
-                fixed = tuple(sorted((name, size) for name, size in case.sizes.items() if name != against))
-                for result in case.results:
-                    series[result.name, fixed].append((case.sizes[against], result.total.median))
-        for (name, fixed), points in series.items():
-            if len(points) >= LEAST_POINTS:
-                found.append(_fit(name, against, dict(fixed), sorted(points)))
+    for sweep in (sweep for against in SIZES for sweep in find_sweeps(cases, against)):
+        series: dict[str, list[tuple[int, float]]] = defaultdict(list)
+        for case in sweep.cases:
+            for result in case.results:
+                series[result.name].append((case.sizes[sweep.against], result.total.median))
+        found += [
+            _fit(name, sweep.against, sweep.fixed, points)
+            for name, points in series.items()
+            if len(points) >= LEAST_POINTS
+        ]
     return found
 
 

@@ -1,17 +1,18 @@
-"""``powerpool train|evaluate|predict TASK``, written once for all tasks."""
+"""``powerpool train|evaluate|predict TASK``, written once for all tasks; progress bars and files of predictions."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from powerpool.cli.show import print_table, show_progress, write_answers
-from powerpool.console import emit, output_settings, print_line, print_note
-from powerpool.files import locked, read_json, write_json
+from powerpool.console import Bars, emit, output_settings, print_line, print_note, print_table, print_text
+from powerpool.files import csv_text, locked, read_json, write_json, write_text
 from powerpool.runs.environment import environment
 from powerpool.runs.folder import CHECKPOINTS, EVALUATION, RECORD, open_run, require_output
 from powerpool.runs.record import RunRecord
-from powerpool.tasks.base import Task, get_task, ignore_progress, run_chain
+from powerpool.tasks.base import Task, Watch, get_task, ignore_progress, run_chain
 
 CONFUSION = "confusion.png"
 
@@ -98,3 +99,29 @@ def predict(options: Any) -> None:
         print_table(found.table)
     else:
         write_answers(found.rows, options.out)
+
+
+@contextmanager
+def show_progress() -> Iterator[Watch]:
+    """Show a bar for each kind of work that is reported."""
+    with Bars() as bars:
+        found: dict[str, Any] = {}
+
+        def watch(what: str, done: int, total: int, remark: str = "") -> None:
+            if what not in found:
+                found[what] = bars.add(what, total)
+            bars.update(found[what], done, total=total)
+            if remark:
+                print_note(remark)
+
+        yield watch
+
+
+def write_answers(rows: Sequence[dict[str, Any]], out: str | Path | None) -> None:
+    """Write one row per answer: to a .csv or .json file, or to stdout as CSV."""
+    if out is not None and Path(out).suffix == ".json":
+        write_json(out, list(rows))
+    elif out is not None:
+        write_text(out, csv_text(rows))
+    else:
+        print_text(csv_text(rows))

@@ -12,24 +12,20 @@ import os
 import shlex
 import shutil
 import sys
-import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from powerpool.checks import require_seed
 from powerpool.cli.reproduce import reproduce
-from powerpool.cli.show import print_table
-from powerpool.console import emit, notes, print_line, print_note
+from powerpool.console import TextTable, emit, print_line, print_note, print_table
 from powerpool.errors import ArgumentError
 from powerpool.files import locked
 from powerpool.report.groups import Group, Row, group_records
 from powerpool.report.write import is_current, read_records, write_report
 from powerpool.runs.record import QUICK_NOTE
-from powerpool.tasks.base import TextTable
 
 PACKAGES = (
     *("rich", "yaml", "jinja2", "scipy", "safetensors", "joblib", "matplotlib", "plotly"),
@@ -50,8 +46,6 @@ LEGEND = {
     "RelationNet": "a network that compares first-order maps",
     "SoSN(x)": "a network that compares second-order matrices",
 }
-PULSE = 30.0
-"""Seconds between two lines of progress where there is no terminal."""
 
 
 @dataclass(frozen=True)
@@ -114,10 +108,9 @@ def run(options: DemoOptions) -> None:
     print_note(f"Three tasks, a few minutes on two cores. Results go to {options.folder}.")
     for number, part in enumerate(PARTS, 1):
         print_note(f"{number} of {len(PARTS)}: {part.title}: {', '.join(part.methods)}")
-        with pulse(part.title):
-            records = reproduce(make_options(part, options), report=False).records
+        records = reproduce(make_options(part, options), report=False).records
         groups += group_records(records, part.methods[0], part.methods)
-    with locked(options.folder), pulse("report"):
+    with locked(options.folder):
         if not is_current(options.folder):
             write_report(read_records(options.folder), options.folder)
     seconds, resumed = time.monotonic() - start, _count_units(options.folder) == before > 0
@@ -130,7 +123,7 @@ def run(options: DemoOptions) -> None:
             "seed": options.seed,
             "resumed": resumed,
             "seconds": seconds,
-            "records": [asdict(make_row(group, row)) for group in groups for row in group.rows],
+            "records": [make_row(group, row) for group in groups for row in group.rows],
             "next": commands,
         }
     )
@@ -167,62 +160,20 @@ def make_options(part: Part, options: DemoOptions) -> Any:
     )
 
 
-@contextmanager
-def pulse(text: str) -> Iterator[None]:
-    """Print a line every half minute where there is no progress bar."""
-    start, done = time.monotonic(), threading.Event()
-
-    def beat() -> None:
-        while not done.wait(PULSE):
-            print_note(f"{text}: running for {time.monotonic() - start:.0f} s")
-
-    thread = threading.Thread(target=beat, daemon=True)
-    if not (notes().is_interactive or notes().quiet):
-        thread.start()
-    try:
-        yield
-    finally:
-        done.set()
-        if thread.ident is not None:
-            thread.join()
-
-
-@dataclass(frozen=True)
-class DemoRow:
-    """A method beside the baseline of its task, as ``--json`` prints it."""
-
-    pipeline: str
-    data: str
-    method: str
-    protocol: str
-    metric: str
-    mean: float
-    interval: tuple[float, float] | None
-    baseline: str
-    difference: float | None
-    difference_interval: tuple[float, float] | None
-    p_value: float | None
-    seconds: float
-
-
-def make_row(group: Group, row: Row) -> DemoRow:
-    """Return a row of the table as plain values."""
+def make_row(group: Group, row: Row) -> dict[str, Any]:
+    """Return a method beside the baseline of its task, as ``--json`` prints it."""
     record, test = row.record, row.test
     p_value = None if test is None else test.p_value if test.corrected_p_value is None else test.corrected_p_value
-    return DemoRow(
-        pipeline=record.task,
-        data=record.data,
-        method=record.method,
-        protocol=record.protocol,
-        metric=record.metric,
-        mean=record.mean,
-        interval=row.interval,
-        baseline=group.baseline,
-        difference=row.to_baseline,
-        difference_interval=None if test is None else test.interval,
-        p_value=p_value,
-        seconds=record.seconds,
-    )
+    return {
+        "pipeline": record.task,
+        **{name: getattr(record, name) for name in ("data", "method", "protocol", "metric", "mean")},
+        "interval": row.interval,
+        "baseline": group.baseline,
+        "difference": row.to_baseline,
+        "difference_interval": None if test is None else test.interval,
+        "p_value": p_value,
+        "seconds": record.seconds,
+    }
 
 
 def make_table(groups: Sequence[Group]) -> TextTable:
@@ -230,16 +181,16 @@ def make_table(groups: Sequence[Group]) -> TextTable:
     rows = []
     for group in groups:
         for row in group.rows:
-            found = make_row(group, row)
-            difference = "baseline" if found.difference is None else _signed(found.difference)
+            difference = "baseline" if row.to_baseline is None else _signed(row.to_baseline)
+            interval = None if row.test is None else row.test.interval
             cells = (
-                f"{found.mean:.1f}{_between(found.interval, '{:.1f}')}",
-                f"{difference}{_between(found.difference_interval, '{:+.1f}')}",
-                f"{found.seconds:.0f}",
+                f"{row.record.mean:.1f}{_between(row.interval, '{:.1f}')}",
+                f"{difference}{_between(interval, '{:+.1f}')}",
+                f"{row.record.seconds:.0f}",
             )
-            rows.append((found.pipeline, found.data, found.method, *cells))
+            rows.append((group.task, group.data, row.record.method, *cells))
     columns = ("task", "data", "method", "accuracy in %", "minus baseline", "seconds")
-    return TextTable(TITLE, columns, tuple(rows), text_columns=columns[:3], caption="in brackets: 95 % intervals")
+    return TextTable(TITLE, columns, rows, text_columns=columns[:3], caption="in brackets: 95 % intervals")
 
 
 def describe_methods(groups: Sequence[Group]) -> list[str]:

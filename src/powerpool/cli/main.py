@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from powerpool import __version__
-from powerpool.cli.options import FLAGS, PRINT, OptionError, help_text, parse, read_flags, split_options
+from powerpool.cli.options import FLAGS, PRINT, OptionError, help_text, parse, split_options, take_flags
 from powerpool.console import one_line, output_settings
 from powerpool.errors import PowerPoolError, UnknownNameError, did_you_mean, shorten
 from powerpool.runs.config import RenamedFieldWarning, to_yaml
@@ -67,7 +67,7 @@ class Command:
 
 def _of_task(verb: str, task: str, text: str, positional: str | None = None) -> Command:
     """A command that is written once for all tasks, with the options of one of them."""
-    target = f"cli.commands:{verb}" if verb in ("train", "evaluate", "predict") else f"cli.{verb}:run"
+    target = {"reproduce": "cli.reproduce:run", "sweep": "cli.reproduce:sweep"}.get(verb, f"cli.commands:{verb}")
     options = f"tasks.{task}.options:{verb.capitalize()}Options"
     extras = GRAPH if task == "graph" else IMAGES
     if verb in ("evaluate", "predict"):
@@ -85,10 +85,14 @@ COMMANDS: dict[str, Command] = {
         resume="Finished measurements are kept: run the same command with --resume to continue.",
     ),
     "bench publish": Command(
-        "bench.publish:run", BASIC, "copy finished records of bench, and the tables made from them, into a folder"
+        "bench.finished:run_publish",
+        BASIC,
+        "copy finished records of bench, and the tables made from them, into a folder",
     ),
     "bench compare": Command(
-        "bench.compare:run", BASIC, "list what got slower between two records of bench; exit code 1 if powerpool did"
+        "bench.finished:run_compare",
+        BASIC,
+        "list what got slower between two records of bench; exit code 1 if powerpool did",
     ),
     "train graph": _of_task("train", "graph", "train a graph classifier on one fold of a data set"),
     "evaluate graph": _of_task("evaluate", "graph", "test a trained graph classifier on graphs it has not seen"),
@@ -96,7 +100,7 @@ COMMANDS: dict[str, Command] = {
     "reproduce graph": _of_task("reproduce", "graph", "train and test methods on all folds of data sets"),
     "train vision": _of_task("train", "vision", "train an image classifier, on frozen features or end to end"),
     "evaluate vision": _of_task("evaluate", "vision", "top-1 and top-5 accuracy, by class, with the confusion matrix"),
-    "predict vision": _of_task("predict", "vision", "predict the classes of images, files or folders", "pictures"),
+    "predict vision": _of_task("predict", "vision", "predict the classes of images, files or folders", "images"),
     "export vision": Command(
         "tasks.vision.export:export", IMAGES, "write a trained image classifier as ONNX or torch.export program"
     ),
@@ -104,10 +108,10 @@ COMMANDS: dict[str, Command] = {
     "sweep vision": _of_task("sweep", "vision", "validation accuracy against one setting, such as beta or eta"),
     "train fewshot": _of_task("train", "fewshot", "train a network that compares images of unseen classes"),
     "evaluate fewshot": _of_task("evaluate", "fewshot", "test a few-shot network in other episodes or on other images"),
-    "predict fewshot": _of_task("predict", "fewshot", "classify images by a few examples of each class", "pictures"),
+    "predict fewshot": _of_task("predict", "fewshot", "classify images by a few examples of each class", "images"),
     "reproduce fewshot": _of_task("reproduce", "fewshot", "train and test methods in the same episodes"),
     "inspect": Command("analysis.command:inspect", BASIC, "spectra and burstiness of the features that a model pools"),
-    "figures": Command("figures.command:run", BASIC, "figures of the paper, from formulas and from records", "names"),
+    "figures": Command("figures.registry:run", BASIC, "figures of the paper, from formulas and from records", "names"),
     "explore": Command("analysis.command:explore", BASIC, "a web page that shows curves and their parameters"),
     "selfcheck": Command("selfcheck.command:run", BASIC, "check every curve, solver and pool on this machine"),
     "report": Command("report.write:run", GRAPH, "tables and plots of finished runs, next to the figures of the paper"),
@@ -126,7 +130,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     _open_closed_streams()
     arguments, flags, name = list(sys.argv[1:] if argv is None else argv), set[str](), ""
     try:
-        flags = read_flags(arguments)
+        flags, arguments = take_flags(arguments)
         name, rest = _find_command(arguments)
         code = _run(name, rest, flags) if name in COMMANDS else _run_without_command(name, rest)
         sys.stdout.flush()
@@ -146,20 +150,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         return code
 
 
-def _find_command(arguments: Sequence[str]) -> tuple[str, list[str]]:
-    """The name of the command, and the other arguments: flags may precede each word of the name."""
-    name, rest = "", list(arguments)
-    for _ in range(2):
-        place = next((place for place, word in enumerate(rest) if not _is_flag(word)), len(rest))
-        longer = " ".join([*name.split(), *rest[place : place + 1]])
-        if place < len(rest) and any(f"{known} ".startswith(f"{longer} ") for known in COMMANDS):
-            name = longer
-            del rest[place]
-    return name, rest
-
-
-def _is_flag(word: str) -> bool:
-    return word.startswith("--") and word[2:].partition("=")[0] in FLAGS
+def _find_command(arguments: list[str]) -> tuple[str, list[str]]:
+    """The name of the command, or what there is of it, and the other arguments."""
+    for length in (2, 1):
+        name = " ".join(arguments[:length])
+        if name and any(f"{known} ".startswith(f"{name} ") for known in COMMANDS):
+            return name, arguments[length:]
+    return "", arguments
 
 
 def _run(name: str, arguments: list[str], flags: set[str]) -> int:
@@ -183,7 +180,7 @@ def _run(name: str, arguments: list[str], flags: set[str]) -> int:
 
 def _run_without_command(name: str, rest: Sequence[str]) -> int:
     """Print help or the version, or raise an error that says what is missing."""
-    word = next((word for word in rest if not _is_flag(word)), "")
+    word = rest[0] if rest else ""
     if not name and word in ("", *HELP):
         sys.stdout.write(_help())
     elif name and word in HELP:

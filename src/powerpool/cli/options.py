@@ -70,13 +70,30 @@ def split_options(arguments: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
     yield name, words
 
 
-def read_flags(arguments: Sequence[str]) -> set[str]:
-    """Return the names of the flags that are set: ``--quiet`` and ``--quiet true`` do, ``--quiet false`` does not."""
-    for argument in arguments:
-        name, equals, value = argument.partition("=")
-        if name[2:] in FLAGS and equals and not _is_boolean(value):
-            raise OptionError(f"{name} is true or false (got {shorten(value)!r}).")
-    return {name for name, words in split_options(arguments) if name in FLAGS and _take_boolean(words)}
+def take_flags(arguments: Sequence[str]) -> tuple[set[str], list[str]]:
+    """Return the flags that are set and the other words; flags may stand anywhere, even before the command.
+
+    ``--quiet``, ``--quiet true`` and ``--quiet=true`` set a flag, ``--quiet false`` does not.
+
+    Example:
+        >>> take_flags(["--quiet", "train", "graph", "--json", "false"])
+        ({'quiet'}, ['train', 'graph'])
+    """
+    flags, rest, words = set[str](), list[str](), list(arguments)
+    while words:
+        word = words.pop(0)
+        option, equals, value = word.partition("=")
+        name = option.removeprefix("--")
+        if option == name or name not in FLAGS:
+            rest.append(word)
+            continue
+        if not equals:
+            value = words.pop(0) if words and _is_boolean(words[0]) else "true"
+        if not _is_boolean(value):
+            raise OptionError(f"{option} is a flag: write {option}, or {option}=false (got {shorten(value)!r}).")
+        flags.discard(name)
+        flags |= {name} if load_word(value) else set()
+    return flags, rest
 
 
 def parse(options_type: type[Options], arguments: Sequence[str], positional: str | None = None) -> Options:
@@ -84,7 +101,7 @@ def parse(options_type: type[Options], arguments: Sequence[str], positional: str
 
     Args:
         options_type: a dataclass.
-        arguments: the words after the name of the command.
+        arguments: the words after the name of the command, without flags.
         positional: the option that words without a name belong to; without it, they belong to the required options.
     """
     hints = field_types(options_type)
@@ -92,9 +109,7 @@ def parse(options_type: type[Options], arguments: Sequence[str], positional: str
     recipe, typed, unnamed = dict[str, Setting](), dict[str, Any](), list[str]()
     for given, words in split_options(arguments):
         name = current_name(given, options_type)
-        if name in FLAGS:
-            _take_boolean(words)
-        elif name == CONFIG:
+        if name == CONFIG:
             recipe |= read_settings(_take_word(name, words), options_type)
         elif name in hints and list_item(hints[name]) is not None:
             if name in typed:
@@ -177,11 +192,6 @@ def _as_typed(value: Any) -> str:
 
 def _is_boolean(word: str) -> bool:
     return isinstance(load_word(word), bool)
-
-
-def _take_boolean(words: list[str]) -> bool:
-    """Remove the value of a flag from the words after it, if there is one, and return it."""
-    return bool(load_word(words.pop(0))) if words and _is_boolean(words[0]) else True
 
 
 def _take_word(name: str, words: list[str]) -> str:

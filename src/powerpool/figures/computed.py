@@ -8,8 +8,18 @@ import torch
 from torch import Tensor
 
 from powerpool.curves import FAHDP, HDP, AsinhE, Gamma, MaxExp, SigmE, SignedMaxExp
-from powerpool.figures.data import Axis, FigureData, Line, Mark, Panel, formula, linear, logarithmic
-from powerpool.figures.sources import Sources, Spectra
+from powerpool.figures.data import (
+    Axis,
+    FigureData,
+    Line,
+    Mark,
+    Panel,
+    Sources,
+    Spectra,
+    formula,
+    linear,
+    logarithmic,
+)
 from powerpool.theory import (
     auxiliary_line,
     eta_bar_of_t,

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from powerpool.figures.data import FigureData, Line, Mark, Panel
-from powerpool.report.drawing import COLOURS, DASHES, plain, save, write_rows
+from powerpool.files import csv_text, write_text
+from powerpool.report.drawing import COLOURS, DASHES, plain, save
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -43,7 +44,6 @@ STYLE = {
     "axes.spines.top": False,
     "axes.spines.right": False,
     "legend.framealpha": 0.85,
-    "svg.fonttype": "none",  # text stays text: it can be searched, and the file is ten times smaller
 }
 FORMATS = ("png", "svg", "csv")
 GREEK = {name: f"GREEK SMALL LETTER {name}" for name in ("alpha", "beta", "gamma", "eta", "kappa")}
@@ -68,7 +68,7 @@ def write_figure(data: FigureData, stem: Path, dpi: int = 200) -> list[Path]:
     note = ROW * (1 + _wrap_note(data).count("\n")) if data.note else 0.0
     size = (WIDTH, HEIGHT * len(data.panels) + 0.3 + _legend_height(data) + note)
     save(lambda figure: draw(data, figure), paths[:2], size, style=STYLE, salt=stem.name, dpi=dpi)
-    write_rows(paths[2], list(data.rows()))
+    write_text(paths[2], csv_text(list(data.rows())))
     return paths
 
 

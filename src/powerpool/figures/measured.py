@@ -10,11 +10,10 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from powerpool.bench.plots import Sweep, sweeps
-from powerpool.bench.tables import machine_line
+from powerpool.bench.record import Sweep, find_sweeps
+from powerpool.bench.report import machine_line
 from powerpool.data.layouts import EXHIBITIONS, OPEN_MIC_PAIRS
-from powerpool.figures.data import Axis, FigureData, Line, Panel
-from powerpool.figures.sources import MissingRecordError, Sources
+from powerpool.figures.data import Axis, FigureData, Line, MissingRecordError, Panel, Sources
 from powerpool.report.paper import paper_figure, way_and_shot
 from powerpool.runs.compare import Summary, proportion_interval, summarize
 from powerpool.runs.record import RunRecord
@@ -100,7 +99,7 @@ def open_mic_command(problems: tuple[str, ...]) -> str:
 def _timing(sources: Sources, against: str, contenders: Mapping[str, str], x: Axis, title: str) -> FigureData:
     record = sources.bench("pools", BENCH)
     y = Axis(f"time for {MATRICES} matrices", "s", log=True)
-    for sweep in sweeps(record, against):  # the longest first
+    for sweep in find_sweeps(record.cases, against):  # the longest first
         forward, backward = (_times(sweep, contenders, name) for name in ("forward", "backward"))
         if forward:
             panels = (Panel("forward pass", x, y, forward), Panel("backward pass", x, y, backward))

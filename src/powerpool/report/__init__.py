@@ -1,1 +1,1 @@
-"""A table of the paper: a grid of recipes, runs that resume, and a table beside the paper's figures."""
+"""Reports: records in, tables and plots out, beside the figures of the paper. Nothing is trained here."""

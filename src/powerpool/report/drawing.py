@@ -5,7 +5,6 @@ Plots are drawn on their own ``Figure``, not by pyplot: no window system is need
 
 from __future__ import annotations
 
-import csv
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -55,29 +54,16 @@ def save(
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    settings: dict[Any, Any] = {"svg.hashsalt": salt or paths[0].name, **(style or {})}
-    with rc_context(settings):
+    # Text in an SVG stays text, which needs a tenth of the bytes, can be searched, and takes any font of the reader.
+    settings: dict[Any, Any] = {"svg.hashsalt": salt or paths[0].name, "svg.fonttype": "none", **(style or {})}
+    with rc_context(settings), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         figure = Figure(figsize=size, layout="constrained")
         FigureCanvasAgg(figure)
         draw(figure)
         for path in paths:
             with atomic(path) as temporary:
                 figure.savefig(temporary, dpi=dpi, metadata={"Date": None} if path.suffix == ".svg" else None)
-
-
-def save_with_text(draw: Callable[[Figure], None], path: Path, size: tuple[float, float]) -> None:
-    """Write one file; text in an SVG stays text, which needs a tenth of the bytes and any font of the reader."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
-        save(draw, [path], size, style={"svg.fonttype": "none"})
-
-
-def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write rows with the same keys as CSV, atomically; the keys are the first line."""
-    with atomic(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, fieldnames=list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
 
 
 def plain(text: str) -> str:

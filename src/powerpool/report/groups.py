@@ -120,6 +120,12 @@ def group_records(
         if record.method in methods:
             where = describe_record(record) + (f", backbone {key[3]}" if key[3] else "")
             raise RecordError(f"There is a second file for {where}. Keep one of them.")
+        other = next((one for one in methods.values() if one.metric != record.metric), None)
+        if other is not None:
+            raise RecordError(
+                f"A table cannot mix {other.metric!r} of {other.method} and {record.metric!r} of {record.method} "
+                f"({record.data}, {record.protocol}). Move one of them to another folder."
+            )
         methods[record.method] = record
     keys = sorted(found, key=lambda key: (*key[:2], _rank(key[2], tuple(PROTOCOLS)), key[3]))
     groups = []

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from powerpool.errors import ArgumentError
-from powerpool.report.drawing import COLOURS, line_look, plain, save_with_text, shorten_middle
+from powerpool.report.drawing import COLOURS, line_look, plain, save, shorten_middle
 from powerpool.report.groups import Group
 from powerpool.report.results import STEPS, accuracies, mean_spectrum, row_shares, sum_confusions
 from powerpool.runs.compare import summarize
@@ -75,7 +75,7 @@ def draw_values(group: Group, path: Path) -> None:
         axes.grid(axis="x", alpha=0.3)
         figure.legend(loc="outside lower center", ncols=2 if len(label) <= LEGEND else 1, fontsize="small")
 
-    save_with_text(draw, path, (8, 1.6 + 0.35 * len(group.rows)))
+    save(draw, [path], (8, 1.6 + 0.35 * len(group.rows)))
 
 
 def draw_curves(group: Group, path: Path) -> bool:
@@ -99,7 +99,7 @@ def draw_curves(group: Group, path: Path) -> bool:
         figure.legend(handles.values(), handles.keys(), loc="outside right upper", fontsize="small")
         figure.suptitle(plain(group.title))
 
-    save_with_text(draw, path, (2.5 + 3.6 * len(ordered), 4.2))
+    save(draw, [path], (2.5 + 3.6 * len(ordered), 4.2))
     return True
 
 
@@ -147,7 +147,7 @@ def draw_episodes(group: Group, path: Path) -> bool:
         axes.grid(alpha=0.3)
         figure.legend(loc="outside right upper", fontsize="small")
 
-    save_with_text(draw, path, (9.0, 4.2))
+    save(draw, [path], (9.0, 4.2))
     return True
 
 
@@ -187,7 +187,7 @@ def draw_spectra(group: Group, path: Path) -> bool:
         axes.grid(alpha=0.3)
         figure.legend(loc="outside right upper", fontsize="small", title="thick: after\nthin: before")
 
-    save_with_text(draw, path, (9.0, 4.8))
+    save(draw, [path], (9.0, 4.8))
     return True
 
 
@@ -229,7 +229,7 @@ def draw_confusions(group: Group, path: Path) -> bool:
         figure.supxlabel("predicted", fontsize="medium")
         figure.supylabel("true", fontsize="medium")
 
-    save_with_text(draw, path, (columns * (side + 0.25) + names + 0.6, rows * (side + 0.35) + names + 0.8))
+    save(draw, [path], (columns * (side + 0.25) + names + 0.6, rows * (side + 0.35) + names + 0.8))
     return True
 
 
@@ -253,7 +253,7 @@ def draw_confusion(confusion: Confusion, path: str | Path, title: str = "") -> N
 
     side = min(10.0, max(2.4, 0.34 * len(confusion.classes)))
     names = 0.09 * _longest_label(confusion.classes)
-    save_with_text(draw, path, (side + names + 1.8, side + names + 0.9))
+    save(draw, [path], (side + names + 1.8, side + names + 0.9))
 
 
 def _draw_panel(axes: Axes, confusion: Confusion) -> AxesImage:
@@ -314,7 +314,7 @@ def draw_sweep(rows: Sequence[Mapping[str, float]], setting: str, title: str, pa
         axes.set(xlabel=plain(setting), ylabel="accuracy in %", title=plain(title))
         axes.grid(alpha=0.3)
 
-    save_with_text(draw, path, (6, 4.2))
+    save(draw, [path], (6, 4.2))
 
 
 def _draw_curve(axes: Axes, record: RunRecord, name: str, number: int) -> None:

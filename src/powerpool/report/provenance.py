@@ -9,8 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from powerpool.report.document import Table
-from powerpool.report.tables import MISSING, RENAMED
+from powerpool.report.tables import MISSING, RENAMED, Table
 from powerpool.runs.environment import Environment
 from powerpool.runs.record import RunRecord
 from powerpool.runs.typed import Json

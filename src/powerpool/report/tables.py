@@ -1,10 +1,13 @@
-"""Cells of the tables: one line for each method."""
+"""Tables of reports: one line for each method. Text from files is escaped, so that it cannot become markup."""
 
 from __future__ import annotations
 
+import re
 from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-from powerpool.report.document import Bold, Table
+from powerpool.console import Bold
 from powerpool.report.groups import Group, Row, format_range, mean_of
 from powerpool.report.paper import FEW_SHOT, PRETRAINED, record_figure, set_of_paper
 from powerpool.report.results import Comparison, Interval, compare_episodes, compare_records, get_count, get_setting
@@ -13,6 +16,34 @@ from powerpool.runs.record import EpisodeResult, RunRecord, SplitResult
 MISSING = "\N{EN DASH}"
 RENAMED = {"eta_prime": "sigme_eta", "gamma_prime": "asinhe_gamma", "pictures": "images"}
 """Settings of records of version 0.1 that have another name now."""
+
+
+class Markdown(str):
+    """A text that is Markdown already, and is not escaped again."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True)
+class Table:
+    """Headings and rows of plain text."""
+
+    headings: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+    def as_markdown(self) -> Markdown:
+        """Return the table in Markdown."""
+        lines = [map(escaped, self.headings), ["---"] * len(self.headings), *(map(escaped, row) for row in self.rows)]
+        return Markdown("\n".join(f"| {' | '.join(line)} |" for line in lines))
+
+
+def escaped(text: str) -> str:
+    """Return ``text`` on one line, with a backslash before each character that Markdown would read as markup."""
+    line = re.sub(r"[\\`*\[\]<>|&~$#]|(?<![^\W_])_|_(?![^\W_])", r"\\\g<0>", " ".join(text.split()))
+    return f"**{line}**" if isinstance(text, Bold) else line
+
+
+# ---- methods of a group ----------------------------------------------------------------------------------------------
 
 
 def make_table(group: Group) -> Table:

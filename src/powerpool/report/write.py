@@ -5,22 +5,26 @@ from __future__ import annotations
 import base64
 import contextlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from powerpool.console import emit, print_line
+from powerpool.console import Bold, emit, print_line
 from powerpool.errors import ArgumentError, RecordError
 from powerpool.files import make_folder, read_json, write_text
 from powerpool.report import plots
-from powerpool.report.document import Table, render
 from powerpool.report.groups import BASELINES, Group, describe_protocol, describe_test, group_records, list_seeds
 from powerpool.report.provenance import compare_settings, describe_reproduction, list_machines
 from powerpool.report.results import check_record, frequent_mistakes
-from powerpool.report.tables import make_pretraining_table, make_table
+from powerpool.report.tables import Markdown, Table, escaped, make_pretraining_table, make_table
 from powerpool.runs.folder import RECORD
 from powerpool.runs.record import QUICK_NOTE, RunRecord, mark_quick
 from powerpool.runs.typed import Json
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
 PAGES = ("README.md", "report.html")
 SHORT_NAMES = ("validation-only", "frozen")
@@ -34,6 +38,8 @@ PLOTS = {
 }
 """Titles of the plots, and the functions that draw them."""
 HEADINGS = {"curves": "Training curves", "episodes": "Test episodes", "confusion": "Confusion", "spectra": "Spectra"}
+SHORT = 24
+"""Cells of at most this many characters are not broken into lines."""
 HINT = f"Make some with {' or '.join(f'`powerpool reproduce {task}`' for task in BASELINES)}, or name another folder."
 
 
@@ -275,3 +281,44 @@ def _make_parts(group: Group, drawn: dict[str, Plot]) -> Iterator[Part]:
         elif name == "confusion" and (shown := plots.choose_confusions(group)):  # too many classes to draw
             headings = ("true", "predicted", *(record.method for record in shown))
             yield Part("Most frequent mistakes", "mistakes", table=Table(headings, frequent_mistakes(shown)))
+
+
+# ---- templates -------------------------------------------------------------------------------------------------------
+
+
+def render(template: str, **values: Any) -> str:
+    """Fill in a template of this package; every value is escaped, for HTML or for Markdown.
+
+    The filters ``table`` and ``code`` of Markdown templates return Markdown.
+    """
+    is_html = ".html." in template
+    text = _environment(is_html).get_template(template).render(**values).strip() + "\n"
+    return text if is_html else re.sub(r"\n{3,}", "\n\n", text)
+
+
+@cache
+def _environment(is_html: bool) -> Environment:
+    import jinja2
+
+    made = jinja2.Environment(
+        loader=jinja2.PackageLoader("powerpool.report"),
+        autoescape=is_html,
+        finalize=None if is_html else _finalize,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.tests["bold"] = lambda value: isinstance(value, Bold)
+    made.tests["short"] = lambda value: len(value) <= SHORT
+    made.filters |= {"table": Table.as_markdown, "code": _write_code}
+    return made
+
+
+def _finalize(value: object) -> str:
+    return value if isinstance(value, Markdown) else escaped(str(value))
+
+
+def _write_code(lines: Iterable[str]) -> Markdown:
+    """Indented, and not fenced: no line can close it."""
+    parts = (part for line in lines for part in line.splitlines())
+    return Markdown("\n".join(f"    {part}" for part in parts))

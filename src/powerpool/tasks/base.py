@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from torch import Tensor
 
+from powerpool.console import TextTable
 from powerpool.runs.folder import DataIdentity
 from powerpool.runs.record import Confusion, Result, Trial
 from powerpool.runs.typed import Json, to_json
@@ -82,18 +83,6 @@ class Row(Generic[C, D]):
     def chain(self, place: int) -> int:
         """Return the number of a chain among those with the same configuration: a fold, or 0 for a seed."""
         return self.configs[:place].count(self.configs[place])
-
-
-@dataclass(frozen=True)
-class TextTable:
-    """A table for the terminal."""
-
-    title: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    text_columns: tuple[str, ...] = ()
-    """Columns that are aligned to the left; all others hold numbers."""
-    caption: str = ""
 
 
 class Evaluation(ABC):
@@ -263,6 +252,15 @@ class Task(ABC, Generic[C, D, F, M]):
 
 class SweepableTask(Task[C, D, F, M]):
     """A task whose settings ``powerpool sweep`` can vary one at a time."""
+
+    sweep_schema: ClassVar[str]
+    """The schema of its records of sweeps."""
+    validation_part: ClassVar[str]
+    """What the validation scores are of, such as "validation images"."""
+
+    @abstractmethod
+    def sweep_facts(self, data: D) -> dict[str, Json]:
+        """Return what the record of a sweep states about the validation part, such as its size."""
 
     @abstractmethod
     def protocol(self, config: C) -> str:

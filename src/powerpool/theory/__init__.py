@@ -33,7 +33,6 @@ from powerpool.theory.heat import (
     maxexp_flow,
     maxexp_flow_rate,
 )
-from powerpool.theory.kernels import moment_kernel, polynomial_kernel, rbf_kernel, rbf_riemann_bound, rbf_riemann_sum
 from powerpool.theory.links import (
     alignment_point,
     combined_bound,
@@ -51,7 +50,17 @@ from powerpool.theory.links import (
     t_of_gamma,
     t_tilde_of_eta_bar,
 )
-from powerpool.theory.matrices import gamma_gradient, leading_variance, maxexp_gradient, push_forward
+from powerpool.theory.matrices import (
+    gamma_gradient,
+    leading_variance,
+    maxexp_gradient,
+    moment_kernel,
+    polynomial_kernel,
+    push_forward,
+    rbf_kernel,
+    rbf_riemann_bound,
+    rbf_riemann_sum,
+)
 from powerpool.theory.probability import (
     Posterior,
     at_least_one,

@@ -14,8 +14,7 @@ import torch
 
 import powerpool as pp
 from powerpool.analysis import Inspection, inspect_features
-from powerpool.analysis.explorer import RunSpectra, make_page, spectra_of
-from powerpool.analysis.explorer.page import json_in_html
+from powerpool.analysis.explorer import RunSpectra, json_in_html, make_page, spectra_of
 from powerpool.tasks.pooling import Normalization
 from tests.analysis.custom_curve import Straight
 from tests.analysis.samples import make_features

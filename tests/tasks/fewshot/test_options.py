@@ -32,7 +32,7 @@ def test_impossible_options_are_refused_by_name(options, name):
 
 
 def test_predict_needs_images_and_a_known_format():
-    with pytest.raises(PowerPoolError, match="pictures"):
+    with pytest.raises(PowerPoolError, match="images"):
         PredictOptions("run", "support")
     with pytest.raises(PowerPoolError, match=r"\.csv or \.json"):
         PredictOptions("run", "support", ["a.png"], out="a.txt")

@@ -41,7 +41,7 @@ def test_a_sweep_over_eta(textures, thread_cache, tmp_path, capsys, monkeypatch)
     assert f"{best['accuracy']:.2f} %" in capsys.readouterr().out
     (place,) = (thread_cache / "features").glob("stripes-*")
     features = open_features(place)
-    assert found["pictures"] == len(features.targets["validation"])
+    assert found["images"] == len(features.targets["validation"])
     recipe = SweepOptions(data=str(textures), quick=True, download=False).read_config()
     for row in found["values"]:
         config = replace(recipe, pool=replace(recipe.pool, method="SOP+SpecMaxExpF", eta=row["eta"]))

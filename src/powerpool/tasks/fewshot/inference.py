@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from powerpool.console import TextTable
 from powerpool.data import FewShotSet, ImageBank, ImageSplit, Splits, list_images, load_fewshot, load_images
 from powerpool.data.banks import Resize, read_bank
 from powerpool.data.images import Corrupt
@@ -21,7 +22,7 @@ from powerpool.runs.environment import environment
 from powerpool.runs.folder import CONFIG, MODEL, DataIdentity, build_network, is_data_of, read_identity, read_model
 from powerpool.runs.record import Spectrum
 from powerpool.runs.typed import Json, to_json
-from powerpool.tasks.base import Evaluation, Predictions, TextTable, Watch, ignore_progress
+from powerpool.tasks.base import Evaluation, Predictions, Watch, ignore_progress
 from powerpool.tasks.fewshot.config import EpisodeConfig, FewShotConfig, ModelConfig, require_image_format
 from powerpool.tasks.fewshot.model import EpisodeNetwork, feature_sets, make_network, normalization
 from powerpool.tasks.fewshot.options import EvaluateOptions, PredictOptions
@@ -235,7 +236,8 @@ class FewShotEvaluation(Evaluation):
     def plain(self) -> dict[str, Json]:
         scores, spectrum = self.test.scores, self.test.spectrum
         return {
-            "pictures": self.images,
+            "images": self.images,
+            "pictures": self.images,  # as in version 0.1
             "method": self.method,
             "test": asdict(self.episodes),
             "value": scores.accuracy,
@@ -323,7 +325,7 @@ def predict(options: PredictOptions) -> Predictions:
             f"{options.support})."
         )
     support = [bank.batch((bank.targets == label).nonzero().flatten()) for label in labels]
-    files = list_images(options.pictures)
+    files = list_images(options.images)
     queries = model.images.read(files, (), options.corrupt)
     remarks = tuple(f"skipped, not readable: {name}" for name in sorted({*files.names} - {*queries.names}))
     queries = replace(queries, mean=bank.mean)  # of the examples: the queries may all be of one class

@@ -92,23 +92,25 @@ class PredictOptions:
     Args:
         run: run folder of 'powerpool train fewshot'
         support: folder or zip with a folder of example images for each class, at least two classes
-        pictures: image files, and folders that are searched recursively
+        images: image files, and folders that are searched recursively
         corrupt: whether an unreadable image is an error, or is skipped
         out: file for the predictions with all scores, .csv or .json; default: a table is printed
     """
 
     task: ClassVar[str] = "fewshot"
+    RENAMED: ClassVar[dict[str, str]] = {"pictures": "images"}
+
     run: str
     support: str
-    pictures: list[str] = field(default_factory=list)
+    images: list[str] = field(default_factory=list)
     corrupt: Corrupt = "error"
     out: str | None = None
 
     def __post_init__(self) -> None:
         require_answer_file(self.out)
-        if not self.pictures:
+        if not self.images:
             raise ArgumentError(
-                "pictures must name at least one file or folder: powerpool predict fewshot --run RUN --support "
+                "images must name at least one file or folder: powerpool predict fewshot --run RUN --support "
                 "EXAMPLES photo.jpg"
             )
 

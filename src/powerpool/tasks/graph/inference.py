@@ -10,13 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from powerpool.console import TextTable
 from powerpool.data import Fold, GraphSet, NodeFeatures, load_graphs
 from powerpool.errors import RecordError
 from powerpool.runs.config import read_recipe
 from powerpool.runs.environment import environment
 from powerpool.runs.folder import CONFIG, MODEL, DataIdentity, build_network, is_data_of, read_model
 from powerpool.runs.typed import Json, to_json
-from powerpool.tasks.base import Evaluation, Predictions, TextTable, confusion_matrix
+from powerpool.tasks.base import Evaluation, Predictions, confusion_matrix
 from powerpool.tasks.graph.config import GraphConfig, ModelConfig
 from powerpool.tasks.graph.model import GraphClassifier
 from powerpool.tasks.graph.options import EvaluateOptions, PredictOptions, RunConfig

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from powerpool.console import print_note
+from powerpool.console import TextTable, print_note
 from powerpool.data import Crops, ImageDataset, ImageSet, ImageSplit, Splits, check_images, list_images, load_images
 from powerpool.errors import ArgumentError, RecordError
 from powerpool.integrations.backbones import Backbone, load_backbone
@@ -28,7 +28,7 @@ from powerpool.runs.folder import (
 )
 from powerpool.runs.record import Confusion, Spectrum
 from powerpool.runs.typed import Json, to_json
-from powerpool.tasks.base import Evaluation, Predictions, TextTable, Watch, confusion_matrix
+from powerpool.tasks.base import Evaluation, Predictions, Watch, confusion_matrix
 from powerpool.tasks.pooling import FeatureSource, Samples, mean_spectrum, spread_out
 from powerpool.tasks.vision.config import RENAMED_PARAMETERS, PoolConfig, VisionConfig, require_crops
 from powerpool.tasks.vision.extraction import find_features, freeze, read_images, stream_maps
@@ -245,7 +245,8 @@ class VisionEvaluation(Evaluation):
     def plain(self) -> dict[str, Json]:
         counts = self.counts
         return {
-            "pictures": self.images,
+            "images": self.images,
+            "pictures": self.images,  # as in version 0.1
             "top1": self.top1,
             "top5": self.top5,
             "loss": self.loss,
@@ -341,7 +342,7 @@ def _with_classes_of(model: TrainedModel, images: ImageSet, split: str | None) -
 def predict(options: PredictOptions, watch: Watch) -> Predictions:
     """Predict the class of every image, with the probability of each class."""
     model = load_run(options.run, download=options.download)
-    images = list_images(options.pictures)
+    images = list_images(options.images)
     if options.corrupt == "skip":
         images, skipped = check_images(images, "skip")
         for name in skipped:

@@ -96,7 +96,7 @@ class PredictOptions:
 
     Args:
         run: run folder of 'powerpool train vision'
-        pictures: image files and folders; folders are searched recursively
+        images: image files and folders; folders are searched recursively
         corrupt: error: refuse images that cannot be read; skip: leave them out and count them
         download: allow downloads of weights that are not on this machine
         workers: processes that read images, and run the backbone on a CPU; default: the number of cores
@@ -104,8 +104,10 @@ class PredictOptions:
     """
 
     task: ClassVar[str] = "vision"
+    RENAMED: ClassVar[dict[str, str]] = {"pictures": "images"}
+
     run: str
-    pictures: list[str] = field(default_factory=list)
+    images: list[str] = field(default_factory=list)
     corrupt: Corrupt = "error"
     download: bool = False
     workers: int | None = None
@@ -114,7 +116,7 @@ class PredictOptions:
     def __post_init__(self) -> None:
         require_answer_file(self.out)
         require_workers(self.workers)
-        if not self.pictures:
+        if not self.images:
             raise ArgumentError("Name at least one image file or folder: powerpool predict vision photo.jpg")
 
 

@@ -49,7 +49,7 @@ from powerpool.tasks.vision.frozen import FrozenFit, FrozenModel
 from powerpool.tasks.vision.inference import TrainedModel, evaluate, feature_source, predict
 from powerpool.tasks.vision.linear import score, top_five
 from powerpool.tasks.vision.model import ImageClassifier
-from powerpool.tasks.vision.options import EvaluateOptions, PredictOptions, ReproduceOptions
+from powerpool.tasks.vision.options import SCHEMA, EvaluateOptions, PredictOptions, ReproduceOptions
 
 END_TO_END = "end-to-end"
 
@@ -72,6 +72,8 @@ class VisionTask(SweepableTask[VisionConfig, Data, Fit, Model]):
 
     name = "vision"
     metric = "top-1 accuracy in %"
+    sweep_schema = SCHEMA
+    validation_part = "validation images"
     baseline = "FOP"
     config_type = VisionConfig
     ignored_settings = ("data_root", "download", "accelerator", "workers")
@@ -100,6 +102,9 @@ class VisionTask(SweepableTask[VisionConfig, Data, Fit, Model]):
         images = self.load(config)
         require_same_data(self.identity(images), reference)
         return images
+
+    def sweep_facts(self, data: Data) -> dict[str, Json]:
+        return {"images": len(_targets(data, "validation"))}
 
     def settings(self, config: VisionConfig, data: Data) -> dict[str, Json]:
         found = super().settings(config, data)

@@ -13,10 +13,9 @@ from matplotlib.figure import Figure
 
 from powerpool.cli.main import main
 from powerpool.errors import ArgumentError, RecordError, UnknownNameError
-from powerpool.figures import command, drawing
-from powerpool.figures.command import FiguresOptions, run
-from powerpool.figures.registry import FIGURES
-from powerpool.figures.sources import MissingRecordError
+from powerpool.figures import drawing, registry
+from powerpool.figures.data import MissingRecordError
+from powerpool.figures.registry import FIGURES, FiguresOptions, run
 from tests.figures.test_measured import bench_record, open_mic_records, sweep_record
 
 PAGE = Path(__file__).parents[2] / "docs" / "figures.md"
@@ -27,7 +26,7 @@ MEASURED = [name for name in FIGURES if name.startswith(("timing", "sensitivity"
 def drawn(monkeypatch) -> list[str]:
     """Collect the names of figures instead of writing them."""
     names: list[str] = []
-    monkeypatch.setattr(command, "write_figure", lambda data, stem, dpi: names.append(stem.name) or [stem])
+    monkeypatch.setattr(registry, "write_figure", lambda data, stem, dpi: names.append(stem.name) or [stem])
     return names
 
 
@@ -104,7 +103,6 @@ def test_computed_figures_need_nothing_of_the_vision_task():
         "import sys\n"
         "for name in ('PIL', 'transformers', 'datasets', 'kornia', 'joblib', 'sklearn', 'torch_geometric', 'onnx'):\n"
         "    sys.modules[name] = None\n"
-        "from powerpool.figures import command\n"
         "from powerpool.figures.registry import make_figure\n"
         "assert make_figure('hdp').panels and make_figure('variance').panels\n"
         "print([name for name in sys.modules if name.startswith('powerpool.tasks.vision')])\n"

@@ -1,12 +1,21 @@
-"""``powerpool bench compare``: one regression of the library is enough to fail."""
+"""``bench compare``: one regression is enough to fail. ``bench publish``: the tables are those of finished records."""
+
+from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 
-from powerpool.bench.compare import CompareOptions, compare, run
+from powerpool.bench import record, report
+from powerpool.bench.finished import CompareOptions, PublishOptions, compare, markdown, run_compare, run_publish
+from powerpool.bench.record import TARGETS
 from powerpool.errors import ArgumentError, RecordError
+from powerpool.report.tables import Table
 from tests.bench import samples
+
+RESULTS = Path(__file__).parents[2] / "results" / "bench"
+stored = pytest.mark.skipif(not RESULTS.exists(), reason="results are stored in a checkout only")
 
 
 def verdicts(old, new, **options) -> dict[tuple[str, str], str]:
@@ -16,7 +25,7 @@ def verdicts(old, new, **options) -> dict[tuple[str, str], str]:
 def exit_code(tmp_path, old, new, **options) -> int:
     old.save(tmp_path / "old.json")
     new.save(tmp_path / "new.json")
-    return run(CompareOptions(tmp_path / "old.json", tmp_path / "new.json", **options))
+    return run_compare(CompareOptions(tmp_path / "old.json", tmp_path / "new.json", **options))
 
 
 @pytest.mark.parametrize("old, new, code", [(3.0, 3.0, 0), (3.0, 4.0, 1), (4.0, 3.0, 0)])
@@ -101,3 +110,63 @@ def test_records_that_cannot_be_compared_are_refused():
     ):
         with pytest.raises(RecordError, match=match):
             compare(old, new)
+
+
+def test_finished_records_are_copied_and_their_tables_are_written(tmp_path: Path) -> None:
+    source, out = tmp_path / "runs", tmp_path / "results"
+    source.mkdir()
+    out.mkdir()
+    samples.record(suite="curves").save(out / "curves.json")  # published before: stays
+    samples.pair(auto=3.0).save(source / "pools.json")
+    run_publish(PublishOptions(source, out))
+    assert record.load(out / "pools.json") == samples.pair(auto=3.0)
+    text = (out / "README.md").read_text()
+    assert text == markdown([samples.pair(auto=3.0), samples.record(suite="curves")])
+    assert "## pools" in text
+    assert "## curves" in text
+    assert "a machine, 2 threads" in text
+
+
+@pytest.mark.parametrize("complete, quick", [(False, False), (True, True)])
+def test_an_unfinished_or_quick_record_is_refused_and_nothing_is_written(tmp_path, complete, quick) -> None:
+    unfit = samples.record(samples.case("first", {"channels": 2}), quick=quick)
+    unfit.complete = complete
+    samples.record(suite="curves").save(tmp_path / "curves.json")
+    unfit.save(tmp_path / "pools.json")
+    with pytest.raises(RecordError, match="quick" if quick else "unfinished"):
+        run_publish(PublishOptions(tmp_path, tmp_path / "results"))
+    assert not (tmp_path / "results").exists()
+
+
+def test_a_folder_without_records_and_a_missing_folder_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(RecordError, match=tmp_path.name):
+        run_publish(PublishOptions(tmp_path, tmp_path / "results"))
+    with pytest.raises(ArgumentError, match="source"):
+        PublishOptions(tmp_path / "missing")
+
+
+def test_losses_and_cases_whose_answers_disagreed_are_listed() -> None:
+    results = [samples.measured("powerpool auto", 3.0), samples.measured("rival", 2.0, "competitor")]
+    wrong = dataclasses.replace(samples.case("wrong", {"channels": 64}), error="powerpool auto is off by 1")
+    text = markdown([samples.record(samples.case("row", {"channels": 64}, *results), wrong)])
+    assert "| row | powerpool auto | rival | 1.50 |" in text
+    assert "- wrong: powerpool auto is off by 1" in text
+
+
+@stored
+def test_the_stored_tables_are_those_of_the_stored_records() -> None:
+    kept = [record.load(RESULTS / f"{suite}.json") for suite in record.SUITES]
+    assert all(one.complete and not one.options.quick for one in kept)
+    assert (RESULTS / "README.md").read_text(encoding="utf-8") == markdown(kept)
+    table = report.summary_table(record.load(RESULTS / "pools.json"))
+    assert len(table.rows) == len(TARGETS)
+    assert Table(table.columns, table.rows).as_markdown() in (RESULTS.parents[1] / "README.md").read_text(
+        encoding="utf-8"
+    )
+
+
+@stored
+def test_stored_records_name_no_folder_of_a_machine() -> None:
+    for path in RESULTS.glob("*.json"):
+        assert "/root" not in path.read_text(encoding="utf-8")
+        assert "/home" not in path.read_text(encoding="utf-8")

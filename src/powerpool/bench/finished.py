@@ -1,22 +1,32 @@
-"""``powerpool bench compare OLD NEW``: what got slower; exit code 1 if something did."""
+"""Commands on finished records: ``powerpool bench compare OLD NEW`` and ``powerpool bench publish``."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
+from powerpool.bench import report
 from powerpool.bench.measure import Spread
-from powerpool.bench.record import BenchRecord, CaseRecord, load
-from powerpool.bench.tables import Table
-from powerpool.console import console, emit, print_line
+from powerpool.bench.record import SIZES, SUITES, BenchRecord, CaseRecord, load
+from powerpool.console import Bold, TextTable, emit, print_line, print_table
 from powerpool.errors import ArgumentError, RecordError
-from powerpool.report.document import Bold
+from powerpool.files import make_folder, write_text
+from powerpool.report.tables import Table, escaped
 
 Verdict = Literal["wrong", "slower", "missing", "faster", "new", "same"]
 ORDER = ("wrong", "slower", "missing", "faster", "new")
 MEANING = {"slower": "got slower", "missing": "missing", "wrong": "wrong: the answers of the case disagreed"}
 Unit = Literal["x floor", "ms", ""]
+INTRODUCTION = """# Measured
+
+Written by `powerpool bench publish` from the records beside this file; do not edit. Times are medians of
+interleaved repetitions in one process, forward and backward together, after the answers agreed. How they are
+measured, and their limits, is in [docs/speed.md](../../docs/speed.md)."""
+
+
+# ---- compare ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -58,16 +68,16 @@ class Change:
         return self.verdict in MEANING and self.origin in ("powerpool", "")
 
 
-def run(options: CompareOptions) -> int:
+def run_compare(options: CompareOptions) -> int:
     """Print what changed; return 1 if something of powerpool got slower."""
     old, new = load(options.old), load(options.new)
     changes = compare(old, new, options.threshold, options.absolute)
     found = [{**asdict(change), "is_regression": change.is_regression} for change in changes]
     worse = [change for change in changes if change.is_regression]
     emit({"regressions": len(worse), "changes": found})
-    table = make_table(changes, options.threshold)
+    table = change_table(changes, options.threshold)
     if table.rows:
-        console().print(table.as_rich())
+        print_table(table)
     same = sum(change.verdict == "same" for change in changes)
     print_line(f"{same} of {len(changes)} are the same. 'x floor' is relative to forming M in the same case and run.")
     for fact in ("processor", "torch"):
@@ -149,7 +159,7 @@ def _judge(old: Spread, new: Spread, threshold: float) -> Verdict:
     return "same"
 
 
-def make_table(changes: list[Change], threshold: float) -> Table:
+def change_table(changes: list[Change], threshold: float) -> TextTable:
     """What changed, wrong and slower first; regressions are emphasized."""
     rows = []
     for change in sorted((c for c in changes if c.verdict != "same"), key=lambda c: ORDER.index(c.verdict)):
@@ -159,4 +169,84 @@ def make_table(changes: list[Change], threshold: float) -> Table:
         rows.append((verdict, change.case, change.contender, *cells, times))
     headings = ("verdict", "case", "contender", "old", "new", "ratio")
     title = f"What changed by more than {threshold:g} times and more than the spread"
-    return Table(title, headings, rows)
+    return report.make_table(title, headings, rows)
+
+
+# ---- publish ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class PublishOptions:
+    """Copy finished records of `powerpool bench` and write the tables of all of them, losses included.
+
+    Args:
+        source: folder with the records, SUITE.json
+        out: folder that gets the records and README.md
+    """
+
+    source: Path = Path("runs/bench")
+    out: Path = Path("results/bench")
+
+    def __post_init__(self) -> None:
+        if not self.source.is_dir():
+            raise ArgumentError(f"source must be a folder with records of `powerpool bench` (got {self.source}).")
+
+
+def run_publish(options: PublishOptions) -> None:
+    """Write the records and their report."""
+    paths = [options.source / f"{suite}.json" for suite in SUITES]
+    records = [_load(path) for path in paths if path.exists()]
+    if not records:
+        raise RecordError(f"{options.source} holds no record: run `powerpool bench --out {options.source}` first.")
+    for record in records:
+        if not record.complete or record.options.quick:
+            kind = "quick" if record.complete else "unfinished"
+            raise RecordError(f"The record of {record.suite} is {kind}: run `powerpool bench {record.suite}` in full.")
+    make_folder(options.out)
+    for record in records:
+        record.save(options.out / f"{record.suite}.json")
+        if record.suite == "pools":
+            report.draw(record, options.out, formats=("svg",))
+    published = [_load(path) for suite in SUITES if (path := options.out / f"{suite}.json").exists()]
+    write_text(options.out / "README.md", markdown(published))
+    names = [f"{record.suite}.json" for record in published]
+    emit({"written": [options.out / name for name in ("README.md", *names)]})
+    print_line(f"{options.out}: README.md and {', '.join(names)}")
+
+
+def markdown(records: Sequence[BenchRecord]) -> str:
+    """The text of README.md."""
+    lines = [INTRODUCTION]
+    for record in records:
+        machine = escaped(report.machine_line(record.environment))
+        lines += ["", f"## {record.suite}", "", f"`powerpool bench {record.suite}`: {machine}."]
+        for table in _tables_of(record):
+            if table.rows:
+                lines += ["", f"### {escaped(table.title)}", "", Table(table.columns, table.rows).as_markdown()]
+        if record.suite == "pools":
+            for stem, sweep, quantity in report.list_plots(record):
+                title = f"{quantity} against {SIZES[sweep.against]}, {sweep.where}"
+                lines += ["", f"![{escaped(title)}]({stem}.svg)"]
+        wrong = [f"- {escaped(case.name)}: {escaped(case.error[:200])}" for case in record.cases if case.error]
+        if wrong:
+            lines += ["", "### Not timed: answers disagreed", "", *wrong]
+    return "\n".join(lines) + "\n"
+
+
+def _tables_of(record: BenchRecord) -> list[TextTable]:
+    if record.suite == "pools":
+        growth = report.growth_table(record, report.GROWING)
+        return [report.target_table(record), report.pool_table(record), report.loss_table(record), growth]
+    if record.suite == "solvers":
+        return [report.selection_table(record)]
+    if record.suite == "curves":
+        return [report.curve_table(record), report.loss_table(record)]
+    return [report.target_table(record), report.job_table(record)]
+
+
+def _load(path: Path) -> BenchRecord:
+    """Read the record of the suite that the file is named after; its suite becomes the name of another file."""
+    record = load(path)
+    if record.suite != path.stem:
+        raise RecordError(f"{path} holds the suite {record.suite!r}: name the file after its suite.")
+    return record
