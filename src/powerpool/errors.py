@@ -43,6 +43,10 @@ class UnknownNameError(PowerPoolError, ValueError):
     """Whether the message lists only some of the choices."""
 
 
+class StateError(PowerPoolError, RuntimeError, ValueError):
+    """A saved state belongs to a module with other settings."""
+
+
 class DomainError(PowerPoolError, ValueError):
     """A value lies outside the domain of the curve, or is NaN or infinite."""
 

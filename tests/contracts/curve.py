@@ -21,7 +21,7 @@ from mpmath import mpf
 from torch import Tensor, nn
 
 from powerpool.curves import Curve, IntegerPower
-from powerpool.errors import DTypeError
+from powerpool.errors import DTypeError, StateError
 from tests.tolerances import ULPS, tolerance
 
 DTYPES = (torch.float32, torch.float64)
@@ -277,13 +277,26 @@ class CurveContract(ABC):
         kept = nn.Sequential(self.make(torch.tensor(smooth)))
         assert list(kept.parameters()) == []
         assert list(kept.state_dict()) == [f"0.{name}"]
-        assert not nn.Sequential(self.make(smooth)).state_dict()
 
         single = self.learnable(smooth, torch.float32)
         double = copy.deepcopy(single).to(torch.float64)
         assert self.parameter_of(double).dtype == torch.float64
         p, rounded = self.interior(), self.parameter_of(single).item()
         torch.testing.assert_close(double.value(p), self.make(rounded).value(p), **tolerance(torch.float64))
+
+    def test_a_number_is_part_of_the_state(self) -> None:
+        one, other = self.trainable[0], self.trainable[0] + 0.5
+        state = nn.Sequential(self.make(one)).state_dict()
+        assert list(state) == ["0._extra_state"]
+        assert state["0._extra_state"].dtype == torch.float64  # exact, and a tensor, as safetensors files need
+        same = nn.Sequential(self.make(one))
+        same.load_state_dict(state)
+        same.load_state_dict({name: value.half() for name, value in state.items()})
+        same.load_state_dict({})  # as of version 0.1
+        wrong = nn.Sequential(self.make(other))
+        for strict in (True, False):
+            with pytest.raises(StateError, match=f"={one:.12g}, .*={other:.12g}"):
+                wrong.load_state_dict(state, strict=strict)
 
     def test_below_its_bound_a_parameter_is_clamped_and_can_return(self) -> None:
         bound = self.curve.minimum

@@ -89,7 +89,7 @@ def test_reduction_is_a_rectified_convolution_for_any_leading_dimensions(leading
 def test_reduction_trains_and_is_saved() -> None:
     pool = pp.nn.SecondOrderPool2d(CHANNELS, pp.MaxExp(7), reduce_to=3).double()
     assert [tuple(weight.shape) for weight in pool.parameters()] == [(3, CHANNELS, 1, 1)]
-    assert list(pool.state_dict()) == ["reduction.0.weight"]
+    assert list(pool.state_dict()) == ["curve._extra_state", "reduction.0.weight"]
     weight = pool.reduction[0].weight.detach().abs()
     pool.reduction[0].weight = nn.Parameter(weight)  # away from the kink of ReLU
 

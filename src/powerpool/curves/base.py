@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from powerpool.checks import require_floating
-from powerpool.errors import ArgumentError
+from powerpool.errors import ArgumentError, StateError
 
 Parameter: TypeAlias = float | Tensor
 """The parameter of a curve: a Python number, or a tensor (an ``nn.Parameter`` to learn it)."""
@@ -41,6 +41,10 @@ LARGEST_POWER = 2**20
 """Largest exponent that is evaluated as a chain of products."""
 
 
+EXTRA_STATE = "_extra_state"
+"""The name under which PyTorch saves the extra state of a module."""
+
+
 def whole_number(parameter: Parameter) -> int | None:
     """Return the parameter as the exponent of a chain of products; None for a tensor or a fraction."""
     if isinstance(parameter, Tensor) or parameter != int(parameter) or parameter > LARGEST_POWER:
@@ -52,7 +56,8 @@ class Curve(nn.Module, ABC):
     r"""A power normalization :math:`g` with :math:`g(0) = 0`.
 
     A curve is a module so that a tensor parameter belongs to whatever module holds the curve: it is in its
-    ``parameters()`` or ``buffers()``, moves with ``.to(device)`` and is saved in its ``state_dict()``.
+    ``parameters()`` or ``buffers()``, moves with ``.to(device)`` and is saved in its ``state_dict()``. A number is
+    saved too, as the extra state of the curve; a state with another number is refused.
 
     Subclasses write formulas as functions of the point *and* the parameter, so that one formula serves numbers and
     tensors, and gradients with respect to both are exact.
@@ -151,6 +156,36 @@ class Curve(nn.Module, ABC):
         slack = round_off * p.detach().abs().amax(dims, keepdim=True) + torch.finfo(p.dtype).tiny
         outside = (p < low - slack) | (p > high + slack)
         return torch.where(outside, torch.nan, p.clamp(min=low, max=high))
+
+    def get_extra_state(self) -> Tensor:
+        """Return a parameter that is a number, as a tensor, which safetensors files can hold."""
+        number = getattr(self, self.parameter_name)
+        return torch.tensor(0.0 if isinstance(number, Tensor) else number, dtype=torch.float64, device="cpu")
+
+    def set_extra_state(self, state: Tensor) -> None:
+        """Refuse a state with another number than the parameter."""
+        own = getattr(self, self.parameter_name)
+        if isinstance(own, Tensor) or state.is_meta:
+            return
+        # A file may hold the number in a lower precision.
+        if not math.isclose(float(state), own, rel_tol=torch.finfo(state.dtype).eps):
+            name, saved = self.parameter_name, f"{float(state):.12g}"
+            raise StateError(
+                f"The state was saved with {name}={saved}, but this {type(self).__name__} has {name}={own:.12g}. "
+                f"Build it with {name}={saved} to load the state."
+            )
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if self.is_learnable:  # a tensor is saved under its own name
+            del destination[prefix + EXTRA_STATE]
+
+    def _load_from_state_dict(
+        self, state_dict: Any, prefix: str, metadata: Any, strict: bool, missing: list[str], *others: Any
+    ) -> None:
+        super()._load_from_state_dict(state_dict, prefix, metadata, strict, missing, *others)
+        if prefix + EXTRA_STATE in missing:  # a tensor parameter, or a state of version 0.1
+            missing.remove(prefix + EXTRA_STATE)
 
     def forward(self, p: Tensor) -> Tensor:
         """Compute :meth:`value`, so that a curve can be used in ``nn.Sequential``."""

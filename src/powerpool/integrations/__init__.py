@@ -1,4 +1,7 @@
-"""Interfaces of the pools to other libraries, one module each; optional packages are imported on first use.
+"""Interfaces of the pools to other libraries; optional packages are imported on first use.
+
+``replace_pooling`` replaces the pooling and the classifier of an existing network. The modules are one for each
+library.
 
 Example:
     >>> from powerpool import integrations
@@ -9,15 +12,21 @@ Example:
 from __future__ import annotations
 
 import importlib
-from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["backbones", "pyg", "sklearn"]
+if TYPE_CHECKING:
+    from powerpool.integrations.backbones.surgery import replace_pooling as replace_pooling
+
+MODULES = ("backbones", "pyg", "sklearn")
+__all__ = ["backbones", "pyg", "replace_pooling", "sklearn"]
 
 
-def __getattr__(name: str) -> ModuleType:
-    # Imported on first use: the module needs the package that it integrates with.
-    if name in __all__:
+def __getattr__(name: str) -> Any:
+    # Imported on first use: a module needs the package that it integrates with.
+    if name in MODULES:
         return importlib.import_module(f"{__name__}.{name}")
+    if name == "replace_pooling":
+        return importlib.import_module(f"{__name__}.backbones.surgery").replace_pooling
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}: choose one of {', '.join(__all__)}")
 
 

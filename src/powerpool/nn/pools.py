@@ -2,67 +2,47 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
-import torch
 from torch import Tensor, nn
 
-from powerpool import curves, functional
-from powerpool.checks import require_beta, require_floating, zero_or_nan
+from powerpool.checks import require_floating
 from powerpool.curves import Curve
-from powerpool.errors import ArgumentError, ShapeError, require_choice
-from powerpool.functional import MODES, REDUCTIONS, Mode
+from powerpool.errors import ShapeError
+from powerpool.functional import Mode
 from powerpool.linalg.precision import at_least_float32
-from powerpool.moments.coordinates import spatial_coordinates
+from powerpool.nn.base import SMALLEST, FirstOrder, Pool, SecondOrder, SecondOrderVector
 from powerpool.solvers import GramFactor, Solver
-from powerpool.vectorize import to_vector
 
-SMALLEST = 1e-12
-"""Norms below this count as 0: a map of zeros gives a vector of zeros."""
+__all__ = ["SMALLEST", "FirstOrderPool2d", "SecondOrderFactor2d", "SecondOrderPool2d"]
 
 
-class _Pool2d(nn.Module):
-    """The part that all pools share: maps of an image, or of all its crops, become one set of features."""
+class Maps(Pool):
+    """Pools of maps (*, C, H, W)."""
 
-    def __init__(
-        self, channels: int, curve: Curve | str | None, check: bool | None, crops: bool, unit_scale: bool
-    ) -> None:
-        super().__init__()
-        if channels < 1:
-            raise ArgumentError(f"A pool needs channels >= 1 (got {channels}).")
-        self.channels = channels
-        self.curve = None if curve is None else curves.resolve(curve)
-        self.check, self.crops, self.unit_scale = check, crops, unit_scale
+    pool_of_tokens: ClassVar[str]
+    """The same pool for tokens, which errors name."""
 
-    def _require_maps(self, maps: Tensor) -> None:
+    def _require_input(self, maps: Tensor) -> None:
         require_floating(maps, "features")
-        if maps.ndim < 3 + self.crops or maps.shape[-3] != self.channels:
-            crops = "crops, " if self.crops else ""
-            raise ShapeError(
-                f"The pool was built for maps of shape (*, {crops}{self.channels}, H, W) (got {tuple(maps.shape)}). "
-                "Build it with the channels of the layer before it."
-            )
+        if maps.ndim >= 3 + self.crops and maps.shape[-3] == self.channels:
+            return
+        crops = "crops, " if self.crops else ""
+        remedy = "Build it with the channels of the layer before it."
+        if maps.ndim >= 3 and maps.shape[-1] == self.channels:
+            remedy = f"For tokens (B, N, {self.channels}) use {self.pool_of_tokens}."
+        raise ShapeError(
+            f"The pool was built for maps of shape (*, {crops}{self.channels}, H, W) (got {tuple(maps.shape)}). "
+            f"{remedy}"
+        )
 
     def _to_sets(self, maps: Tensor) -> Tensor:  # shape: (*, C, H, W), or (*, K, C, H, W) with crops -> (*, C, N)
-        if self.crops or self.unit_scale:
-            maps = at_least_float32(maps)
-        features = maps.transpose(-4, -3).flatten(-3) if self.crops else maps.flatten(-2)
-        if self.unit_scale:
-            # The bound is under the root, whose slope at 0 is infinite: a map of zeros then has a gradient of 0.
-            scale = features.square().sum(-2).mean(-1).clamp_min(SMALLEST**2).sqrt()
-            features = features / scale[..., None, None]
-        return features
-
-    def _extra(self, **options: object) -> str:
-        """Format the options for ``extra_repr``; crops and unit scale are shown if they are on."""
         if self.crops:
-            options["crops"] = True
-        if self.unit_scale:
-            options["unit_scale"] = True
-        return ", ".join([str(self.channels), *(f"{name}={value!r}" for name, value in options.items())])
+            return self._scale(at_least_float32(maps).transpose(-4, -3).flatten(-3))
+        return self._scale(maps.flatten(-2))
 
 
-class FirstOrderPool2d(_Pool2d):
+class FirstOrderPool2d(Maps, FirstOrder):
     r"""First-order pooling of a map: :func:`powerpool.first_order_pool` over its locations.
 
     Args:
@@ -79,6 +59,8 @@ class FirstOrderPool2d(_Pool2d):
         (torch.Size([8, 64]), 64)
     """
 
+    pool_of_tokens = "FirstOrderPool1d"
+
     def __init__(
         self,
         channels: int,
@@ -90,105 +72,39 @@ class FirstOrderPool2d(_Pool2d):
         unit_scale: bool = False,
         unit_norm: bool = False,
     ) -> None:
-        super().__init__(channels, curve, check, crops, unit_scale)
-        require_choice(reduce, REDUCTIONS, "reduction")
-        self.reduce: Literal["mean", "max"] = reduce
-        self.unit_norm = unit_norm
-
-    @property
-    def out_features(self) -> int:
-        """The length of the vector."""
-        return self.channels
+        super().__init__(channels, curve, reduce, check, crops, unit_scale, unit_norm)
 
     def feature_sets(self, maps: Tensor) -> tuple[Tensor, None]:  # shape: (*, C, H, W) -> (*, C, N)
         """Return the features that are pooled, and None for their coordinates."""
-        self._require_maps(maps)
+        self._require_input(maps)
         return self._to_sets(maps), None
 
     def forward(self, features: Tensor) -> Tensor:  # shape: (*, C, H, W) -> (*, C)
         """See :func:`powerpool.first_order_pool`."""
         sets, _ = self.feature_sets(features)
-        vector = functional.first_order_pool(sets, self.curve, reduce=self.reduce, check=self.check)
-        return nn.functional.normalize(vector, dim=-1, eps=SMALLEST) if self.unit_norm else vector
-
-    def extra_repr(self) -> str:
-        """Show the options beside the curve."""
-        norm = {"unit_norm": True} if self.unit_norm else {}
-        return self._extra(reduce=self.reduce, **norm, out_features=self.out_features)
+        return self._vector(sets)
 
 
-class _Rectifier(nn.Module):
-    """ReLU that keeps what is not finite, so that checks find it: -inf gives NaN, not 0."""
+class SecondOrderMaps(Maps, SecondOrder):
+    """Second-order pools of maps."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.relu(x) + zero_or_nan(x)
-
-
-class _SecondOrderBase(_Pool2d):
-    """The part that second-order pools share: reduction and coordinates."""
-
-    def __init__(
-        self,
-        channels: int,
-        curve: Curve | str | None = None,
-        beta: float = 0.0,
-        coordinates: int = 0,
-        reduce_to: int | None = None,
-        *,
-        sigma: float = 0.5,
-        alpha: float = 1.0,
-        eps: float = 1e-6,
-        check: bool | None = None,
-        trace_power: float = 0.0,
-        slope: float = 0.0,
-        crops: bool = False,
-        unit_scale: bool = False,
-    ) -> None:
-        super().__init__(channels, curve, check, crops, unit_scale)
-        require_beta(beta)
-        if coordinates < 0 or (reduce_to is not None and reduce_to < 1):
-            raise ArgumentError(
-                f"A pool needs coordinates >= 0 and reduce_to >= 1 or None (got {coordinates} and {reduce_to})."
-            )
-        self.reduce_to = reduce_to
-        self.beta, self.coordinates, self.sigma, self.alpha = beta, coordinates, sigma, alpha
-        self.eps, self.trace_power, self.slope = eps, trace_power, slope
-        # Rectified, because curves for co-occurrence (and the paper's features) are non-negative.
-        self.reduction = (
-            nn.Identity()
-            if reduce_to is None
-            else nn.Sequential(nn.Conv2d(channels, reduce_to, kernel_size=1, bias=False), _Rectifier())
-        )
-        if coordinates:
-            spatial_coordinates(2, 2, coordinates, sigma, alpha)  # refuse bad values here, not in the first batch
-
-    @property
-    def size(self) -> int:
-        """C', the side of the matrix: reduced channels and coordinates."""
-        return (self.reduce_to or self.channels) + 2 * self.coordinates
+    def _make_projection(self, channels: int, reduced: int) -> nn.Module:
+        return nn.Conv2d(channels, reduced, kernel_size=1, bias=False)
 
     def feature_sets(self, maps: Tensor) -> tuple[Tensor, Tensor | None]:  # shape: (*, C, H, W) -> (*, C, N), (2Z, N)
         """Return the features that are pooled, reduced and scaled but not centred, and their coordinates."""
-        self._require_maps(maps)
+        self._require_input(maps)
         # A convolution accepts one leading dimension; the pool accepts any.
         reduced = self.reduction(maps.flatten(0, -4) if maps.ndim > 4 else maps)
         features = self._to_sets(reduced.unflatten(0, maps.shape[:-3]) if maps.ndim > 4 else reduced)
         if not self.coordinates:
             return features, None
         height, width = maps.shape[-2:]
-        # At least float32, like the computation: the features may be half precision.
-        dtype = torch.promote_types(features.dtype, torch.float32)
-        grid = spatial_coordinates(
-            height, width, self.coordinates, self.sigma, self.alpha, dtype=dtype, device=features.device
-        )
+        grid = self._make_grid(height, width, features)
         return features, grid.repeat(1, maps.shape[-4]) if self.crops else grid
 
-    def extra_repr(self) -> str:
-        """Show the options beside the curve and the reduction."""
-        return self._extra(beta=self.beta, coordinates=self.coordinates, eps=self.eps)
 
-
-class SecondOrderPool2d(_SecondOrderBase):
+class SecondOrderPool2d(SecondOrderMaps, SecondOrderVector):
     r"""Power-normalized second-order pooling of a map, a replacement for average pooling.
 
     .. math:: (B, C, H, W) \to \operatorname{vec}\, g\Bigl(\frac1N \bar\Phi \bar\Phi^T\Bigr)
@@ -223,6 +139,8 @@ class SecondOrderPool2d(_SecondOrderBase):
         >>> pool(torch.rand(2, 12, 16, 7, 7)).shape  # 12 crops of each image
         torch.Size([2, 136])
     """
+
+    pool_of_tokens = "SecondOrderPool1d"
 
     def __init__(
         self,
@@ -259,45 +177,15 @@ class SecondOrderPool2d(_SecondOrderBase):
             crops=crops,
             unit_scale=unit_scale,
         )
-        require_choice(mode, MODES, "mode")
-        functional.require_pool_solver(solver, self.curve, mode)
-        self.mode: Mode = mode
-        self.solver = solver
-        self.unit_norm = unit_norm
-
-    @property
-    def out_features(self) -> int:
-        """The length of the vector, C'(C'+1)/2."""
-        return self.size * (self.size + 1) // 2
+        self._set_vector(mode, solver, unit_norm)
 
     def forward(self, maps: Tensor) -> Tensor:  # shape: (*, C, H, W) -> (*, out_features)
         """Return the vector of :func:`powerpool.second_order_pool`."""
         features, grid = self.feature_sets(maps)
-        matrix = functional.second_order_pool(
-            features,
-            self.curve,
-            self.mode,
-            self.beta,
-            grid,
-            solver=self.solver,
-            eps=self.eps,
-            check=self.check,
-            trace_power=self.trace_power,
-            slope=self.slope,
-        )
-        vector = to_vector(matrix)
-        return nn.functional.normalize(vector, dim=-1, eps=SMALLEST) if self.unit_norm else vector
-
-    def extra_repr(self) -> str:
-        """Show the options beside the curve and the reduction."""
-        norm = ", unit_norm=True" if self.unit_norm else ""
-        return (
-            f"{super().extra_repr()}{norm}, mode={self.mode!r}, solver={self.solver!r}, "
-            f"out_features={self.out_features}"
-        )
+        return self._vector(features, grid)
 
 
-class SecondOrderFactor2d(_SecondOrderBase):
+class SecondOrderFactor2d(SecondOrderMaps):
     r"""Spectral second-order pooling of a map as factors, without any C x C matrix: :func:`powerpool.gram_factor`.
 
     For large C, with :class:`powerpool.nn.FactoredHead`. Arguments as in :class:`SecondOrderPool2d`.
@@ -310,16 +198,9 @@ class SecondOrderFactor2d(_SecondOrderBase):
         torch.Size([2, 10])
     """
 
+    pool_of_tokens = "SecondOrderFactor1d"
+
     def forward(self, maps: Tensor) -> GramFactor:  # shape: (*, C, H, W) -> (*, C', N), (*, N, N)
         """See :func:`powerpool.gram_factor`."""
         features, grid = self.feature_sets(maps)
-        return functional.gram_factor(
-            features,
-            self.curve,
-            self.beta,
-            grid,
-            eps=self.eps,
-            check=self.check,
-            trace_power=self.trace_power,
-            slope=self.slope,
-        )
+        return self._factor(features, grid)

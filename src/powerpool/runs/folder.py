@@ -30,6 +30,7 @@ import torch
 from torch import Tensor, nn
 
 from powerpool.console import print_note
+from powerpool.curves.base import EXTRA_STATE
 from powerpool.errors import PowerPoolError, RecordError, shown
 from powerpool.files import atomic, read_bytes, read_json, require_writable, write_json, write_text
 from powerpool.runs.config import RecipeError, read_recipe, to_yaml
@@ -262,7 +263,12 @@ def build_network(make: Callable[[], N], weights: Weights, file: str | Path, *, 
             expected = {name: tuple(value.shape) for name, value in make().state_dict().items()}
     except (RuntimeError, TypeError, OverflowError) as error:  # sizes that no tensor can have
         raise RecordError(f"{file}: no network can be built from the stored settings.") from error
-    missing = [name for name in expected.keys() - weights.shapes.keys() if not name.startswith(optional or ("\0",))]
+    # Models of version 0.1 have no extra states, which hold the fixed parameters of curves.
+    missing = [
+        name
+        for name in expected.keys() - weights.shapes.keys()
+        if not name.startswith(optional or ("\0",)) and not name.endswith(EXTRA_STATE)
+    ]
     wrong = [name for name, shape in weights.shapes.items() if expected.get(name) != shape]
     if missing or wrong:
         names = ", ".join(sorted([*missing, *wrong])[:3])

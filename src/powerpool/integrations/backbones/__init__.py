@@ -1,12 +1,26 @@
-"""Pretrained networks: as backbones up to their last feature map, folded for inference, or with another pooling.
+"""Pretrained networks: as backbones up to their last feature map, and folded for inference.
 
-``load_backbone`` loads a network by name, ``fold_batch_norm`` makes a frozen one faster, and ``replace_pooling``
-replaces the pooling of a complete classifier.
+``load_backbone`` loads a network by name, and ``fold_batch_norm`` makes a frozen one faster. To replace the pooling of
+a complete classifier see :func:`powerpool.integrations.replace_pooling`.
 """
 
+import warnings
+from typing import Any
+
+from powerpool.integrations.backbones import surgery
 from powerpool.integrations.backbones.base import BACKBONES_VERSION, Backbone, BackboneError
 from powerpool.integrations.backbones.folding import fold_batch_norm
 from powerpool.integrations.backbones.loading import load_backbone
-from powerpool.integrations.backbones.surgery import replace_pooling
 
-__all__ = ["BACKBONES_VERSION", "Backbone", "BackboneError", "fold_batch_norm", "load_backbone", "replace_pooling"]
+__all__ = ["BACKBONES_VERSION", "Backbone", "BackboneError", "fold_batch_norm", "load_backbone"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "replace_pooling":  # its name in version 0.1
+        warnings.warn(
+            f"{__name__}.replace_pooling is now powerpool.integrations.replace_pooling.",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        return surgery.replace_pooling
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -2,257 +2,266 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator
-from dataclasses import dataclass
+import copy
+import logging
+import threading
+import warnings
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from powerpool.errors import ArgumentError
-from powerpool.integrations.backbones.base import PROBE_SIZES, BackboneError, evaluating, hooked
-from powerpool.integrations.backbones.folding import agree, tensors_in
-
-BY_HAND = (
-    "Instead, apply the pool to the last map (B, C, h, w) in the model's forward, followed by "
-    "torch.nn.Linear(pool.out_features, num_classes)."
+from powerpool.errors import ArgumentError, PowerPoolError, StateError
+from powerpool.integrations.backbones.base import BackboneError
+from powerpool.integrations.backbones.folding import tensors_in
+from powerpool.integrations.backbones.sites import (
+    BY_HAND,
+    FAILURES,
+    Layout,
+    Probe,
+    Replacement,
+    Site,
+    arrange,
+    find_site,
 )
+from powerpool.nn.pools import Maps
+from powerpool.nn.tokens import Tokens
+
+LARGE = 2**15
+"""Vectors longer than this get a warning: a head of that length is rarely wanted."""
+logger = logging.getLogger(__name__)
 
 
-class MapPooling(nn.Module):
-    """A pool in place of another pooling; ``keep_dims`` returns its vectors as maps of one location (B, F, 1, 1)."""
+class Pooling(nn.Module, Replacement):
+    """A pool in the place of a layer that pools; ``dims_after`` dimensions of size 1 follow the vector."""
 
-    def __init__(self, pool: nn.Module, keep_dims: bool) -> None:
+    def __init__(self, pool: nn.Module, layout: Layout, dims_after: int) -> None:
         super().__init__()
         self.pool = pool
-        self.keep_dims = keep_dims
+        self.layout, self.dims_after = layout, dims_after
 
-    def forward(self, maps: Tensor) -> Tensor:  # shape: (B, C, h, w) -> (B, F) or (B, F, 1, 1)
+    def forward(self, features: Tensor) -> Tensor:  # shape: maps or tokens -> (B, F), (B, F, 1) or (B, F, 1, 1)
         """Return the output of the pool in the shape that the next layers expect."""
-        vectors = self.pool(maps)
-        return vectors[:, :, None, None] if self.keep_dims else vectors
+        return self.pool(arrange(features, self.layout))[(..., *[None] * self.dims_after)]
 
     def extra_repr(self) -> str:
         """Describe what the pool does not show."""
-        return f"keep_dims={self.keep_dims}"
+        return f"layout={self.layout!r}"
 
 
-@dataclass(frozen=True, eq=False)
-class Call:
-    """One call of a layer."""
+class Tap(threading.local):
+    """A forward hook that keeps the features of the running forward pass until the head takes them.
 
-    layer: nn.Module
-    input: Tensor
-    output: Tensor
+    One for each thread: threads that share a model, as those of DataParallel, have their own features. Copies of a
+    model share the tap, because a head may be copied without the rest of its model, as PEFT does.
+    """
+
+    features: Tensor | None = None
+
+    def __call__(self, layer: nn.Module, inputs: Any, output: Any) -> None:
+        """Keep the first tensor of an output."""
+        self.features = next(tensors_in(output), None)
+
+    def take(self) -> Tensor | None:
+        """Return the features and forget them."""
+        features, self.features = self.features, None
+        return features
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Tap:
+        return self
+
+    def __reduce__(self) -> tuple[type[Tap], tuple[()]]:
+        return Tap, ()
 
 
-def replace_pooling(model: nn.Module, pool: nn.Module, num_classes: int) -> nn.Module:
+class PooledHead(nn.Linear, Replacement):
+    """A linear layer for the vectors of a pool, where a network pools in its forward, and not by a layer.
+
+    The vector that the network computes is ignored. The features come from the layer that the tap is a hook of.
+    """
+
+    def __init__(self, pool: nn.Module, layout: Layout, tap: Tap, like: nn.Linear, sizes: tuple[int, int]) -> None:
+        super().__init__(*sizes, bias=like.bias is not None, device=like.weight.device, dtype=like.weight.dtype)
+        self.pool = pool
+        self.layout, self.tap = layout, tap
+
+    def forward(self, vector: Tensor) -> Tensor:  # shape: (B, any) -> (B, out_features)
+        """Pool the features of this forward pass, and return the scores."""
+        features = self.tap.take()
+        if features is None:
+            raise StateError(
+                "The head of a replaced pooling reads the features of a layer of its model, which has not run. Call "
+                "the whole model."
+            )
+        if vector.requires_grad and not features.requires_grad:
+            raise StateError(
+                "The features of the replaced pooling have no gradient, because the layer that computes them runs "
+                "inside of reentrant checkpointing. Use gradient_checkpointing_kwargs={'use_reentrant': False}."
+            )
+        return super().forward(self.pool(arrange(features, self.layout)).to(self.weight.dtype))
+
+
+def replace_pooling(model: nn.Module, pool: nn.Module, num_classes: int, where: str | None = None) -> nn.Module:
     """Replace the global pooling and the classifier of a network.
 
     The model is changed **in place** and returned. Its forward stays the same, including dropout; a transformers model
     still returns its output object, computes the loss from labels, and knows its number of labels. The new linear layer
-    is random and must be trained. If anything fails, the model is unchanged.
+    is random and must be trained. If anything fails, the model is unchanged: it is a copy that is searched and tested.
 
-    The pooling is the last global pooling before the last linear layer. It is found by running the model on a random
-    image, so names do not matter: networks of torchvision, timm, transformers and ``efficientnet_lite_pytorch`` work,
-    and so do custom ones. The classifier must depend on the images only through this pooling. If several linear layers
-    follow, as in AlexNet, the first one is rebuilt for the new vectors and the last one for the new classes.
+    The pooling is found by running the copy on random images of the size in the model's configuration, so names do not
+    matter. It is the last layer that pools, as in most CNNs; or, as in most transformers, a mean, a maximum or a class
+    token in the forward, of the output of a layer. Networks of transformers, torchvision, timm and
+    ``efficientnet_lite_pytorch`` work, and so do custom ones. If several linear layers follow, as in AlexNet, the first
+    one is rebuilt for the new vectors and the last one for the new classes. A normalization of the old vector, as in
+    ConvNeXt, is removed.
+
+    A vector of more than 32,768 entries gives a warning with the size of the new classifier: the 768 channels of a base
+    ViT give 295,296. Use ``reduce_to``.
 
     To load a saved state, build the model, replace its pooling in the same way, and then load the state;
     ``from_pretrained`` of transformers would build the old layers.
 
     Args:
         model: a network from images to class scores.
-        pool: a module from maps (B, C, h, w) to vectors (B, F) with an attribute ``out_features``, F, such as
-            :class:`powerpool.nn.SecondOrderPool2d`, built for the C of the last map.
+        pool: a module from maps (B, C, h, w) or tokens (B, N, C) to vectors (B, F) with an attribute ``out_features``,
+            F, such as :class:`powerpool.nn.SecondOrderPool2d` or :class:`powerpool.nn.SecondOrderPool1d`, built for the
+            C of the model. The ``prefix_tokens`` of the latter are set to the number of class, distillation and
+            register tokens of the model, unless they are given.
         num_classes: the number of classes of the new classifier.
+        where: the name of the module whose output is pooled, such as ``"vit.layers.10"``; None to find it. Layers
+            after it are not used any more, except for the classifier.
 
     Example:
         >>> import torch, powerpool as pp
         >>> from torch import nn
-        >>> from powerpool.integrations.backbones import replace_pooling
         >>> model = nn.Sequential(
         ...     nn.Conv2d(3, 8, kernel_size=3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 10)
         ... )
-        >>> model = replace_pooling(model, pp.nn.SecondOrderPool2d(8, pp.MaxExp(eta=20)), num_classes=5)
+        >>> pool = pp.nn.SecondOrderPool2d(8, pp.MaxExp(eta=20))
+        >>> model = pp.integrations.replace_pooling(model, pool, num_classes=5)
         >>> model[-1], model(torch.rand(2, 3, 16, 16)).shape
         (Linear(in_features=36, out_features=5, bias=True), torch.Size([2, 5]))
 
-        The same for a transformers network:
+        The same for a vision transformer:
 
-        >>> from transformers import ResNetConfig, ResNetForImageClassification
-        >>> config = ResNetConfig(embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], layer_type="basic")
-        >>> model = replace_pooling(ResNetForImageClassification(config), pp.nn.SecondOrderPool2d(16), num_classes=5)
+        >>> from transformers import ViTConfig, ViTForImageClassification
+        >>> config = ViTConfig(
+        ...     hidden_size=32, num_hidden_layers=2, num_attention_heads=2, image_size=32, patch_size=8
+        ... )
+        >>> pool = pp.nn.SecondOrderPool1d(32, pp.MaxExp(eta=20), reduce_to=8)
+        >>> model = pp.integrations.replace_pooling(ViTForImageClassification(config), pool, num_classes=5)
         >>> output = model(torch.rand(2, 3, 32, 32), labels=torch.tensor([0, 4]))
-        >>> output.logits.shape, output.loss.ndim, model.config.num_labels
-        (torch.Size([2, 5]), 0, 5)
+        >>> output.logits.shape, output.loss.ndim, model.config.num_labels, pool.prefix_tokens
+        (torch.Size([2, 5]), 0, 5, 1)
     """
-    features = _require_pool(pool, num_classes)
-    images = _images(model)
-    calls = _trace(model, images)
-    pooling = _find_pooling(model, images, calls)
-    first, last = _find_linears(model, calls, pooling)
-    _require_channels(model, pool, pooling)
-    replaced = {
-        pooling.layer: MapPooling(pool, keep_dims=pooling.output.ndim == 4).train(pooling.layer.training),
-        first: _linear_like(first, features, num_classes if first is last else first.out_features),
-    }
-    if last is not first:
-        replaced[last] = _linear_like(last, last.in_features, num_classes)
-    pool.to(first.weight.device, first.weight.dtype)
-    _swap(model, replaced)
-    try:
-        _require_scores(model, images, num_classes)
-    except Exception:
-        _swap(model, {new: old for old, new in replaced.items()})  # restore the model
-        raise
+    _require_pool(pool, num_classes)
+    devices = {weight.device for weight in model.parameters() if weight.device.type == "cuda"}
+    with torch.random.fork_rng(devices=[device.index for device in devices]):
+        probe = Probe(model)
+        site = find_site(probe, where, getattr(pool, "channels", None))
+        prefix_tokens = _require_fit(probe.kind, pool, site)
+        _try_out(probe, site, pool, num_classes, prefix_tokens)
+    if prefix_tokens is not None:
+        pool.prefix_tokens = prefix_tokens  # type: ignore[assignment]
+    apply_site(model, site, pool, num_classes)
     _tell_classes(model, num_classes)
+    _report(model, site, pool)
     return model
 
 
-def _require_pool(pool: nn.Module, num_classes: int) -> int:
-    """Return the length of the vectors of the pool."""
-    features = getattr(pool, "out_features", None)
-    if not isinstance(pool, nn.Module) or not isinstance(features, int):
+def apply_site(model: nn.Module, site: Site, pool: nn.Module, num_classes: int) -> None:
+    """Replace the pooling of a network in place where a :class:`Site` says, without running the network."""
+    first, last = model.get_submodule(site.first), model.get_submodule(site.last)
+    assert isinstance(first, nn.Linear)
+    assert isinstance(last, nn.Linear)
+    pool.to(first.weight.device, first.weight.dtype)
+    sizes = _length(pool), num_classes if first is last else first.out_features
+    replaced: dict[nn.Module, nn.Module] = {model.get_submodule(name): nn.Identity() for name in site.removed}
+    if last is not first:
+        replaced[last] = _linear_like(last, last.in_features, num_classes)
+    if site.pooling is not None:
+        replaced[model.get_submodule(site.pooling)] = Pooling(pool, site.layout, site.dims_after)
+        replaced[first] = _linear_like(first, *sizes)
+    else:
+        assert site.source is not None
+        tap = Tap()
+        replaced[first] = PooledHead(pool, site.layout, tap, first, sizes)
+        _remove_taps(model)
+        model.get_submodule(site.source).register_forward_hook(tap)
+    for old, new in replaced.items():
+        new.train(old.training)
+    _swap(model, replaced)
+
+
+def _length(pool: nn.Module) -> int:
+    """Return the length of the vectors of a pool."""
+    return int(pool.out_features)  # type: ignore[arg-type]
+
+
+def _require_pool(pool: nn.Module, num_classes: int) -> None:
+    if not isinstance(pool, nn.Module) or not isinstance(getattr(pool, "out_features", None), int):
         raise ArgumentError(
-            "pool must be a torch.nn.Module from maps (B, C, h, w) to vectors (B, F) with an integer out_features "
-            f"(got {type(pool).__name__}). Use, for instance, powerpool.nn.SecondOrderPool2d(512)."
+            "pool must be a torch.nn.Module from maps (B, C, h, w) or tokens (B, N, C) to vectors (B, F) with an "
+            f"integer out_features (got {type(pool).__name__}). Use, for instance, powerpool.nn.SecondOrderPool2d(512)."
         )
     if num_classes < 1:
         raise ArgumentError(f"num_classes must be at least 1 (got {num_classes}).")
-    return features
 
 
-def _images(model: nn.Module) -> Tensor:  # shape: (2, channels, size, size)
-    """Return two random images of the smallest size that the model accepts."""
-    convolution = next((layer for layer in model.modules() if isinstance(layer, nn.Conv2d)), None)
-    if convolution is None:
-        raise BackboneError(f"{_named(model)} has no Conv2d, so its maps cannot be found. {BY_HAND}")
-    weight = convolution.weight
-    generator = torch.Generator().manual_seed(0)  # the global random state must not change
-    errors = []
-    # The first convolution in the list of modules is usually the first to run.
-    for channels, size in itertools.product(dict.fromkeys((convolution.in_channels, 3, 1)), PROBE_SIZES):
-        images = torch.rand(2, channels, size, size, generator=generator).to(weight.device, weight.dtype)
-        try:
-            with evaluating(model):
-                model(images)
-        except (RuntimeError, ValueError) as error:
-            errors.append(f"{tuple(images.shape)}: {error}")
-        else:
-            return images
-    raise BackboneError(
-        f"{_named(model)} fails on images of shape {errors[0]}, and on other sizes and numbers of channels. {BY_HAND}"
-    )
-
-
-def _trace(model: nn.Module, images: Tensor) -> list[Call]:
-    """Return the input and output of each layer, in the order in which they finished."""
-    calls = []
-
-    def note(layer: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
-        if len(inputs) == 1 and isinstance(inputs[0], Tensor) and isinstance(output, Tensor):
-            calls.append(Call(layer, inputs[0], output))
-
-    with hooked(layer.register_forward_hook(note) for layer in model.modules()), evaluating(model):
-        model(images)
-    return calls
-
-
-def _find_pooling(model: nn.Module, images: Tensor, calls: list[Call]) -> Call:
-    names = {layer: name.rpartition(".")[2] for name, layer in model.named_modules()}
-    found = next((call for call in reversed(calls) if _is_pooling(call, names[call.layer])), None)
-    if found is None:
-        raise BackboneError(
-            f"{_named(model)} has no global pooling layer: no AdaptiveAvgPool2d, AdaptiveMaxPool2d, or layer with "
-            f"'pool' in its name or class that leaves one location. {BY_HAND}"
-        )
-    if not _is_bottleneck(model, found, images):
-        raise BackboneError(
-            f"The classifier of {_named(model)} does not depend on the images only through its last pooling layer, "
-            f"{_where(model, found.layer)}. {BY_HAND}"
-        )
-    return found
-
-
-def _is_pooling(call: Call, name: str) -> bool:
-    if call.input.ndim != 4 or call.output.ndim not in (2, 4):
-        return False
-    if isinstance(call.layer, (nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d, MapPooling)):
-        return True
-    if any(isinstance(layer, (nn.Conv2d, nn.Linear)) for layer in call.layer.modules()):
-        return False  # a network, not a pooling layer
-    one_location = call.output.ndim == 2 or tuple(call.output.shape[2:]) == (1, 1)
-    several = call.input.shape[2] * call.input.shape[3] > 1
-    return one_location and several and "pool" in f"{name} {type(call.layer).__name__}".lower()
-
-
-def _is_bottleneck(model: nn.Module, pooling: Call, images: Tensor) -> bool:
-    """Whether the scores depend on the images only through the output of the pooling."""
-    # A new tensor for each run, because later layers may work in place.
-    hook = pooling.layer.register_forward_hook(lambda *_: torch.ones_like(pooling.output))
-    with hooked([hook]), evaluating(model):
-        scores, others = model(images), model(1 - images)
-    return agree(list(_scores(scores)), list(_scores(others)))
-
-
-def _find_linears(model: nn.Module, calls: list[Call], pooling: Call) -> tuple[nn.Linear, nn.Linear]:
-    """Return the linear layer after the pooling, and the last one, which computes the scores."""
-    after = calls[calls.index(pooling) + 1 :]
-    linears = [call for call in after if isinstance(call.layer, nn.Linear)]
-    if not linears:
-        raise BackboneError(
-            f"{_named(model)} has no torch.nn.Linear after its pooling, {_where(model, pooling.layer)}. {BY_HAND}"
-        )
-    for call in after[: after.index(linears[0])]:
-        if next(call.layer.parameters(recurse=False), None) is not None:
-            raise BackboneError(
-                f"{_where(model, call.layer)} between the pooling and the classifier of {_named(model)} has weights "
-                f"for the old vectors: {call.layer}. Replace it by torch.nn.Identity() first."
-            )
-    first, last = linears[0].layer, linears[-1].layer
-    assert isinstance(first, nn.Linear)
-    assert isinstance(last, nn.Linear)
-    return first, last
-
-
-def _require_channels(model: nn.Module, pool: nn.Module, pooling: Call) -> None:
-    channels = pooling.input.shape[1]
-    given = getattr(pool, "channels", channels)
-    if given != channels:
+def _require_fit(kind: str, pool: nn.Module, site: Site) -> int | None:
+    """Refuse a pool that does not fit the features; return the prefix tokens that it must have, None for no change."""
+    what = "tokens (B, N, C)" if site.has_tokens else "maps (B, C, h, w)"
+    other = None
+    if isinstance(pool, Maps) and site.has_tokens:
+        other = pool.pool_of_tokens
+    elif isinstance(pool, Tokens) and not site.has_tokens:
+        other = pool.pool_of_maps
+    if other is not None:
         raise ArgumentError(
-            f"The last map of {_named(model)} has {channels} channels, but the pool was built for {given}. Use, for "
-            f"instance, powerpool.nn.SecondOrderPool2d({channels})."
+            f"{kind} gives {what}, which {type(pool).__name__} does not pool. Use "
+            f"powerpool.nn.{other}({site.channels})."
         )
+    given = getattr(pool, "channels", site.channels)
+    if given != site.channels:
+        example = "SecondOrderPool1d" if site.has_tokens else "SecondOrderPool2d"
+        raise ArgumentError(
+            f"The last {what} of {kind} have {site.channels} channels, but the pool was built for {given}. Use, for "
+            f"instance, powerpool.nn.{example}({site.channels})."
+        )
+    if not isinstance(pool, Tokens):
+        return None
+    if pool.prefix_tokens not in (0, site.prefix_tokens):
+        raise ArgumentError(
+            f"{kind} has {site.prefix_tokens} prefix tokens, but the pool was built for {pool.prefix_tokens}. Leave "
+            "prefix_tokens out."
+        )
+    if pool.cls == "concat" and site.prefix_tokens == 0:
+        raise ArgumentError(f"{kind} has no class token that cls='concat' could append. Use cls='drop'.")
+    return site.prefix_tokens
 
 
-def _require_scores(model: nn.Module, images: Tensor, num_classes: int) -> None:
+def _try_out(probe: Probe, site: Site, pool: nn.Module, num_classes: int, prefix_tokens: int | None) -> None:
+    """Replace the pooling of the copy, and refuse it if that fails."""
+    tried = copy.deepcopy(pool).eval()
+    if prefix_tokens is not None:
+        tried.prefix_tokens = prefix_tokens  # type: ignore[assignment]
+    classes = min(num_classes, 8)  # only shapes are compared, and the weights of a large head need much memory
     try:
-        with evaluating(model):
-            output = model(images)
-    except (RuntimeError, ValueError, IndexError) as error:
+        apply_site(probe.model, site, tried, classes)
+        shapes = [tuple(scores.shape) for scores in probe.scores(probe.images)]
+    except (PowerPoolError, *FAILURES) as error:
+        raise BackboneError(f"{probe.kind} fails with the new pooling and is unchanged: {error} {BY_HAND}") from error
+    if (len(probe.images), classes) not in shapes:
         raise BackboneError(
-            f"{_named(model)} fails with the new pooling and was restored: {error} {BY_HAND}"
-        ) from error
-    shapes = [tuple(scores.shape) for scores in _scores(output)]
-    if (len(images), num_classes) not in shapes:
-        raise BackboneError(
-            f"With the new pooling, {_named(model)} returned {shapes} instead of ({len(images)}, {num_classes}) and "
-            f"was restored. {BY_HAND}"
+            f"With the new pooling, {probe.kind} returns {shapes} instead of ({len(probe.images)}, {classes}); it is "
+            f"unchanged. {BY_HAND}"
         )
-
-
-def _scores(output: Any) -> Iterator[Tensor]:
-    """Return the class scores; a transformers output may also contain maps."""
-    yield from tensors_in(getattr(output, "logits", output))
 
 
 def _linear_like(layer: nn.Linear, in_features: int, out_features: int) -> nn.Linear:
-    made = nn.Linear(
+    return nn.Linear(
         in_features, out_features, layer.bias is not None, device=layer.weight.device, dtype=layer.weight.dtype
     )
-    return made.train(layer.training)
 
 
 def _swap(model: nn.Module, replaced: dict[nn.Module, nn.Module]) -> None:
@@ -260,6 +269,13 @@ def _swap(model: nn.Module, replaced: dict[nn.Module, nn.Module]) -> None:
         for name, child in parent._modules.items():  # named_children() skips the second name of a layer
             if child in replaced:
                 parent._modules[name] = replaced[child]
+
+
+def _remove_taps(model: nn.Module) -> None:
+    """Remove the hooks of a pooling that was replaced before."""
+    for layer in model.modules():
+        for key in [key for key, hook in layer._forward_hooks.items() if isinstance(hook, Tap)]:
+            del layer._forward_hooks[key]
 
 
 def _tell_classes(model: nn.Module, num_classes: int) -> None:
@@ -270,9 +286,15 @@ def _tell_classes(model: nn.Module, num_classes: int) -> None:
             setattr(holder, name, num_classes)  # for a config, this also updates id2label and label2id
 
 
-def _named(model: nn.Module) -> str:
-    return type(model).__name__
-
-
-def _where(model: nn.Module, wanted: nn.Module) -> str:
-    return next(f"model.{name}" for name, layer in model.named_modules() if layer is wanted)
+def _report(model: nn.Module, site: Site, pool: nn.Module) -> None:
+    """Log the size of the new head; warn of a large one."""
+    layers = {model.get_submodule(name) for name in (site.first, site.last)}
+    weights = sum(weight.numel() for layer in layers for weight in layer.parameters())
+    size = (
+        f"{type(pool).__name__} gives vectors of {_length(pool):,} entries, and the new classifier of "
+        f"{type(model).__name__} has {weights:,} weights."
+    )
+    if _length(pool) > LARGE:
+        warnings.warn(f"{size} Use reduce_to=64 for vectors of about 2,080 entries.", stacklevel=3)
+    else:
+        logger.info(size)
