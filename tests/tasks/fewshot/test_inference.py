@@ -52,8 +52,8 @@ def test_a_model_of_version_0_1_is_loaded(tmp_path):
     model, state = load_run(OLD_RUN), load_state(OLD_RUN / "model.pt")
     assert model.network.config == ModelConfig("SoSN(x+L)+SC+SigmE", hidden=8, pivots=2)
     assert model.images == ImageFormat(28, 1, "squeeze", True)
-    for name, value in model.network.state_dict().items():
-        assert torch.equal(value, state["weights"][name])
+    for name, value in state["weights"].items():
+        assert torch.equal(value, model.network.state_dict()[name])
     state["config"] |= {"eta_prime": 7.0, "gamma_prime": 8.0}
     save_state(tmp_path / "model.pt", state)
     config = load_run(tmp_path).network.config

@@ -71,7 +71,11 @@ def test_a_model_of_version_0_1_is_read(is_trained, split, tmp_path):
     first = make_model("SOP+SC+AsinhE", is_trained, asinhe_gamma=7.0, reduce_to=4)
     pool = dict(vars(first.network.pool.config))
     pool["gamma_prime"], pool["eta_prime"] = pool.pop("asinhe_gamma"), pool.pop("sigme_eta")
-    weights = {name.replace(".pool.", "."): value for name, value in first.network.state_dict().items()}
+    weights = {
+        name.replace(".pool.", "."): value
+        for name, value in first.network.state_dict().items()
+        if not name.endswith("_extra_state")
+    }
     if not is_trained:
         weights = {name: value for name, value in weights.items() if not name.startswith(inference.FROZEN_PARTS)}
     state = {
