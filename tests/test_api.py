@@ -81,6 +81,11 @@ CONTRACT = {
         "channels, curve=None, mode='spectral', beta=0.0, coordinates=0, reduce_to=None, solver='auto'"
     ),
     "nn.FirstOrderPool2d": "channels, curve=None",
+    "nn.SecondOrderPool1d": (
+        "channels, curve=None, mode='spectral', beta=0.0, reduce_to=None, solver='auto', prefix_tokens=0, cls='drop'"
+    ),
+    "nn.FirstOrderPool1d": "channels, curve=None",
+    "integrations.replace_pooling": "model, pool, num_classes, where=None",
     "nn.ElementwisePowerNorm": "curve",
     "nn.SpectralPowerNorm": "curve, solver='auto'",
     "nn.RelationDescriptor": "curve, mode='elementwise', variant='outer+L'",

@@ -18,11 +18,21 @@ from powerpool.curves import Curve
 from powerpool.errors import ArgumentError, ShapeError, require_choice
 from powerpool.functional import MODES, Mode
 from powerpool.moments.dense import center
-from powerpool.nn import FirstOrderPool2d, RelationDescriptor, SecondOrderFactor2d, SecondOrderPool2d
+from powerpool.nn import (
+    FirstOrderPool1d,
+    FirstOrderPool2d,
+    RelationDescriptor,
+    SecondOrderFactor1d,
+    SecondOrderFactor2d,
+    SecondOrderPool1d,
+    SecondOrderPool2d,
+)
 from powerpool.tasks.pooling import SAMPLES, FeatureSet, Normalization, normalization_of, split_rows
 
 Call = Callable[[nn.Module, Any], Any]
 """Passes a batch to a model."""
+POOLS_OF_MAPS = (SecondOrderPool2d, SecondOrderFactor2d, FirstOrderPool2d)
+POOLS_OF_TOKENS = (SecondOrderPool1d, SecondOrderFactor1d, FirstOrderPool1d)
 
 
 def inspect_model(
@@ -122,8 +132,13 @@ def sets_of(module: nn.Module, arguments: tuple[Any, ...], options: Mapping[str,
     def argument(place: int, name: str) -> Any:
         return arguments[place] if place < len(arguments) else options.get(name)
 
-    if isinstance(module, (SecondOrderPool2d, SecondOrderFactor2d, FirstOrderPool2d)):
+    if isinstance(module, POOLS_OF_MAPS):
         features, grid = module.feature_sets(argument(0, "maps"))
+        yield from (FeatureSet(one, grid) for one in _flatten_batch(features))
+    elif isinstance(module, POOLS_OF_TOKENS):
+        if argument(1, "mask") is not None:
+            raise ArgumentError("Tokens with a mask cannot be analysed. Run the model on a loader without padding.")
+        features, grid = module.feature_sets(argument(0, "tokens"))
         yield from (FeatureSet(one, grid) for one in _flatten_batch(features))
     elif isinstance(module, RelationDescriptor):
         yield from _relation_sets(module, argument(0, "support"), argument(1, "query"), argument(2, "coordinates"))
@@ -169,7 +184,7 @@ def _read_normalization(name: str, module: nn.Module) -> Normalization:
         curve = getattr(module, "curve", None) if isinstance(module, _first_order_kinds()) else None
         return Normalization(name, curve, is_first_order=True)
     found = normalization_of(name, module)
-    return replace(found, solver="gram") if isinstance(module, SecondOrderFactor2d) else found
+    return replace(found, solver="gram") if isinstance(module, (SecondOrderFactor1d, SecondOrderFactor2d)) else found
 
 
 def _graph_kinds() -> tuple[type[nn.Module], ...]:
@@ -179,11 +194,12 @@ def _graph_kinds() -> tuple[type[nn.Module], ...]:
 
 
 def _second_order_kinds() -> tuple[type[nn.Module], ...]:
-    return (SecondOrderPool2d, SecondOrderFactor2d, RelationDescriptor, *_graph_kinds()[:1])
+    pools = (SecondOrderPool2d, SecondOrderFactor2d, SecondOrderPool1d, SecondOrderFactor1d)
+    return (*pools, RelationDescriptor, *_graph_kinds()[:1])
 
 
 def _first_order_kinds() -> tuple[type[nn.Module], ...]:
-    return (FirstOrderPool2d, *_graph_kinds()[1:])
+    return (FirstOrderPool2d, FirstOrderPool1d, *_graph_kinds()[1:])
 
 
 def _call(model: nn.Module, batch: Any) -> Any:

@@ -71,7 +71,7 @@ class FactoredHead(nn.Module):
         """Return the logits."""
         if not isinstance(factor, GramFactor):
             raise DTypeError(
-                f"FactoredHead takes a GramFactor, from gram_factor or SecondOrderFactor2d "
+                f"FactoredHead takes a GramFactor, from gram_factor, SecondOrderFactor1d or 2d "
                 f"(got {type(factor).__name__}). For matrices use to_dense()."
             )
         if factor.features.shape[-2] != self.size:

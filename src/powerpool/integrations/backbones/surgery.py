@@ -49,22 +49,29 @@ class Pooling(nn.Module, Replacement):
         return f"layout={self.layout!r}"
 
 
-class Tap(threading.local):
+class Kept(threading.local):
+    """Features, for each thread its own."""
+
+    features: Tensor | None = None
+
+
+class Tap:
     """A forward hook that keeps the features of the running forward pass until the head takes them.
 
     One for each thread: threads that share a model, as those of DataParallel, have their own features. Copies of a
     model share the tap, because a head may be copied without the rest of its model, as PEFT does.
     """
 
-    features: Tensor | None = None
+    def __init__(self) -> None:
+        self.kept = Kept()
 
     def __call__(self, layer: nn.Module, inputs: Any, output: Any) -> None:
         """Keep the first tensor of an output."""
-        self.features = next(tensors_in(output), None)
+        self.kept.features = next(tensors_in(output), None)
 
     def take(self) -> Tensor | None:
         """Return the features and forget them."""
-        features, self.features = self.features, None
+        features, self.kept.features = self.kept.features, None
         return features
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Tap:
