@@ -23,8 +23,8 @@ from tests.tolerances import tolerance
 
 PAGE = Path(__file__).parents[2] / "docs" / "transformers.md"
 HEADER = (
-    "| Family | Model | Features | Prefix tokens | Pooled instead of |\n"
-    "|:-------|:------|:---------|--------------:|:------------------|\n"
+    "| Family | Model | Features | Prefix tokens | Pooling that is replaced |\n"
+    "|:-------|:------|:---------|--------------:|:-------------------------|\n"
 )
 each_family = pytest.mark.parametrize("family", FAMILIES, ids=str)
 
@@ -148,9 +148,9 @@ def row(family: Family) -> str:
     prefix = str(site.prefix_tokens) if site.has_tokens else ""
     if family.name == "DINOv2 with registers":
         prefix = "1 + registers"
-    where = f"the layer `{site.pooling}`" if site.pooling else f"its forward, after `{site.source}`"
+    where = f"the layer `{site.pooling}`" if site.pooling else f"in the forward, after `{site.source}`"
     if site.removed:
-        where += f" and `{site.removed[0]}`"
+        where += f"; `{site.removed[0]}` is removed"
     return f"| {family.name} | `{family.model}` | {features} | {prefix} | {where} |\n"
 
 
