@@ -175,6 +175,17 @@ def test_factors():
     torch.testing.assert_close(found, pool(maps).dense(), **tolerance(torch.float32, slack=10))
 
 
+def test_pools_of_tokens_are_those_of_maps():
+    maps = torch.rand(3, 12, 2, 2)
+    tokens = torch.cat([torch.rand(3, 1, 12), maps.flatten(2).mT], dim=1)
+    for name, options in (("Pool", {"coordinates": 2}), ("Factor", {})):
+        flat = getattr(pp.nn, f"SecondOrder{name}1d")(12, pp.MaxExp(eta=5), prefix_tokens=1, **options)
+        deep = getattr(pp.nn, f"SecondOrder{name}2d")(12, pp.MaxExp(eta=5), **options)
+        torch.testing.assert_close(pool_matrices(flat, tokens), pool_matrices(deep, maps))
+    with pytest.raises(ArgumentError, match="mask"):
+        pool_matrices(flat, tokens, torch.ones(3, 5, dtype=torch.bool))
+
+
 def test_graph_aggregation():
     pool = SecondOrderAggregation(6, pp.MaxExp(eta=4), beta=1.0)
     x, index = torch.randn(9, 6), torch.tensor([0, 2, 0, 1, 2, 2, 0, 1, 0])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -21,6 +21,8 @@ BY_HAND = (
     "Name the module whose output (B, C, h, w) or (B, N, C) is to be pooled with where=, such as where='layer4'; or "
     "apply the pool in the model's forward, followed by torch.nn.Linear(pool.out_features, num_classes)."
 )
+RECENT = 40
+"""How many of the last calls of layers are searched for the pooling."""
 FAILURES = (RuntimeError, ValueError, TypeError, IndexError, AttributeError, AssertionError)
 """What a network may raise for images that do not suit it."""
 
@@ -67,11 +69,15 @@ class Replacement:
 
 @dataclass(frozen=True, eq=False)
 class Call:
-    """One call of a layer: the first tensor of its positional arguments, and the first of its output."""
+    """One call of a layer: the first tensors of its positional arguments and of its output, and the latter's shape.
+
+    Only the last calls have their tensors: all activations of a large network would need much memory.
+    """
 
     layer: nn.Module
     input: Tensor | None
     output: Tensor | None
+    shape: tuple[int, ...]
 
 
 class Probe:
@@ -99,10 +105,10 @@ class Probe:
 
     def is_bottleneck(self, call: Call) -> bool:
         """Whether the scores depend on the images only through the output of a layer."""
-        # A new tensor for each run, because later layers may work in place.
-        hook = call.layer.register_forward_hook(lambda *_: torch.ones_like(call.output))  # type: ignore[arg-type]
+        hook = call.layer.register_forward_hook(lambda layer, inputs, output: torch.ones_like(output))
+        image = self.images[:1]
         with hooked([hook]):
-            pairs = zip(self.scores(self.images), self.scores(1 - self.images), strict=True)
+            pairs = zip(self.scores(image), self.scores(1 - image), strict=True)
             # Equal bit for bit: scores of a random network hardly differ, whatever the images.
             return all(torch.equal(one, other) for one, other in pairs)
 
@@ -121,7 +127,11 @@ class Probe:
             calls: list[Call] = []
 
             def note(layer: nn.Module, inputs: tuple[Any, ...], output: Any, calls: list[Call] = calls) -> None:
-                calls.append(Call(layer, next(tensors_in(inputs), None), next(tensors_in(output), None)))
+                result = next(tensors_in(output), None)
+                shape = () if result is None else tuple(result.shape)
+                calls.append(Call(layer, next(tensors_in(inputs), None), result, shape))
+                if len(calls) > RECENT:
+                    calls[-RECENT - 1] = replace(calls[-RECENT - 1], input=None, output=None)
 
             try:
                 with hooked(layer.register_forward_hook(note) for layer in _searched(self.model)):
@@ -204,7 +214,7 @@ def _site_of_layer(probe: Probe, pooling: Call) -> Site:
         layout = _layout(pooling.input, pooling.output.flatten(1))
     return _make_site(
         probe,
-        pooling.input,
+        tuple(pooling.input.shape),
         layout,
         linears[0],
         pooling=probe.names[pooling.layer],
@@ -220,11 +230,8 @@ def _layout(features: Tensor, vector: Tensor) -> Layout:
     explained = next((one for one in layouts if _is_pooled(arrange(features, one), vector, 0)), None)
     if explained is not None:
         return explained
-    return second if vector.shape[1] == _channels(features, second) != _channels(features, first) else first
-
-
-def _channels(features: Tensor, layout: Layout) -> int:
-    return features.shape[layout.index("C")]
+    fits = [vector.shape[1] == features.shape[layout.index("C")] for layout in layouts]
+    return second if fits == [False, True] else first
 
 
 def _is_normalization(call: Call) -> bool:
@@ -246,10 +253,8 @@ def _find_functional(probe: Probe) -> Site | None:
         found = _find_source(probe, probe.calls[:index], linear.input)
         if found is not None and probe.is_bottleneck(linear):
             source, layout, removed = found
-            assert source.output is not None
-            return _make_site(
-                probe, source.output, layout, linear, source=probe.names[source.layer], removed=tuple(removed)
-            )
+            name = probe.names[source.layer]
+            return _make_site(probe, source.shape, layout, linear, source=name, removed=tuple(removed))
     return None
 
 
@@ -268,7 +273,7 @@ def _find_source(probe: Probe, before: list[Call], vector: Tensor) -> tuple[Call
             continue
         layouts: tuple[Layout, ...] = ("BCHW", "BHWC") if features.ndim == 4 else ("BNC", "BCN")
         for layout, (pooled, removed) in itertools.product(layouts, vectors):
-            if _is_pooled(arrange(features, layout), pooled, _count_prefix(probe, features, layout)):
+            if _is_pooled(arrange(features, layout), pooled, _count_prefix(probe, call.shape, layout)):
                 return call, layout, removed
     return None
 
@@ -289,6 +294,9 @@ def _is_pooled(features: Tensor, vector: Tensor, prefix: int) -> bool:  # shape:
 
 def _find_named(probe: Probe, where: str, channels: int | None) -> Site:
     names = [name for name in probe.names.values() if name]
+    ends = [name for name in names if name.endswith(f".{where}")]
+    if where not in names and len(ends) == 1:  # without the name of the base model, as "encoder.layer.11"
+        where = ends[0]
     if where not in names:
         shown = ", ".join(repr(name) for name in names[-5:])
         raise UnknownNameError(
@@ -298,19 +306,18 @@ def _find_named(probe: Probe, where: str, channels: int | None) -> Site:
     places = [index for index, call in enumerate(probe.calls) if call.layer is layer]
     if not places:
         raise ArgumentError(f"{probe.kind} does not run its module {where!r}, or searches no layers inside of a pool.")
-    features = probe.calls[places[-1]].output
-    if features is None or features.ndim not in (3, 4):
-        got = "no tensor" if features is None else f"a tensor of shape {tuple(features.shape)}"
+    shape = probe.calls[places[-1]].shape
+    if len(shape) not in (3, 4):
         raise ArgumentError(
-            f"where={where!r} returns {got}, but maps (B, C, h, w) or tokens (B, N, C) are pooled. Choose a module "
-            "before the pooling."
+            f"where={where!r} returns a tensor of shape {shape}, but maps (B, C, h, w) or tokens (B, N, C) are pooled. "
+            "Choose a module before the pooling."
         )
-    layouts: tuple[Layout, Layout] = ("BCHW", "BHWC") if features.ndim == 4 else ("BNC", "BCN")
-    fitting = [layout for layout in layouts if channels in (None, _channels(features, layout))]
+    layouts: tuple[Layout, Layout] = ("BCHW", "BHWC") if len(shape) == 4 else ("BNC", "BCN")
+    fitting = [layout for layout in layouts if channels in (None, shape[layout.index("C")])]
     for linear in probe.calls[places[-1] + 1 :]:
         is_linear = isinstance(linear.layer, nn.Linear) and linear.input is not None and linear.input.ndim == 2
         if is_linear and probe.is_bottleneck(linear):
-            return _make_site(probe, features, fitting[0] if fitting else layouts[0], linear, source=where)
+            return _make_site(probe, shape, fitting[0] if fitting else layouts[0], linear, source=where)
     raise BackboneError(
         f"{probe.kind} has no torch.nn.Linear after {where!r} through which all of its scores depend on the images."
     )
@@ -321,7 +328,7 @@ def _find_named(probe: Probe, where: str, channels: int | None) -> Site:
 
 def _make_site(
     probe: Probe,
-    features: Tensor,
+    shape: tuple[int, ...],
     layout: Layout,
     first: Call,
     *,
@@ -339,19 +346,18 @@ def _make_site(
         last=probe.names[last.layer],
         removed=removed,
         layout=layout,
-        channels=_channels(features, layout),
-        prefix_tokens=_count_prefix(probe, features, layout),
+        channels=shape[layout.index("C")],
+        prefix_tokens=_count_prefix(probe, shape, layout),
         dims_after=dims_after,
     )
 
 
-def _count_prefix(probe: Probe, features: Tensor, layout: Layout) -> int:
+def _count_prefix(probe: Probe, shape: tuple[int, ...], layout: Layout) -> int:
     """Return how many tokens there are beyond the grid of the convolution that makes patches."""
-    if features.ndim != 3:
+    if len(shape) != 3:
         return 0
-    number = features.shape[layout.index("N")]
-    outputs = [call.output for call in probe.calls if isinstance(call.layer, nn.Conv2d)]
-    grids = [output[0, 0].numel() for output in outputs if output is not None and output.ndim == 4]
+    number = shape[layout.index("N")]
+    grids = [call.shape[2] * call.shape[3] for call in probe.calls if isinstance(call.layer, nn.Conv2d)]
     return number - max((grid for grid in grids if grid <= number), default=number)
 
 

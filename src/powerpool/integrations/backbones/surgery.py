@@ -42,7 +42,8 @@ class Pooling(nn.Module, Replacement):
 
     def forward(self, features: Tensor) -> Tensor:  # shape: maps or tokens -> (B, F), (B, F, 1) or (B, F, 1, 1)
         """Return the output of the pool in the shape that the next layers expect."""
-        return self.pool(arrange(features, self.layout))[(..., *[None] * self.dims_after)]
+        vectors: Tensor = self.pool(arrange(features, self.layout)).to(features.dtype)
+        return vectors[(..., *[None] * self.dims_after)]
 
     def extra_repr(self) -> str:
         """Describe what the pool does not show."""
@@ -135,8 +136,8 @@ def replace_pooling(model: nn.Module, pool: nn.Module, num_classes: int, where: 
             C of the model. The ``prefix_tokens`` of the latter are set to the number of class, distillation and
             register tokens of the model, unless they are given.
         num_classes: the number of classes of the new classifier.
-        where: the name of the module whose output is pooled, such as ``"vit.layers.10"``; None to find it. Layers
-            after it are not used any more, except for the classifier.
+        where: the name of the module whose output is pooled, or the end of its name, such as ``"encoder.layer.11"``;
+            None to find it. Layers after it are not used any more, except for the classifier.
 
     Example:
         >>> import torch, powerpool as pp
