@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+import powerpool as pp
 from powerpool.errors import ArgumentError, RecordError
 from powerpool.runs.folder import (
     CONFIG,
@@ -102,6 +103,20 @@ def test_a_model_of_version_0_1_is_read(tmp_path):
         with pytest.raises(RecordError, match=r"model\.pt") as caught:
             read(tmp_path)
         assert len(str(caught.value)) < 500
+
+
+def test_the_fixed_parameter_of_a_curve_is_compared(tmp_path):
+    def pool(eta: float) -> nn.Module:
+        return nn.Sequential(pp.nn.SecondOrderPool2d(4, pp.MaxExp(eta), reduce_to=3))
+
+    save_model(tmp_path, "graph", Spec(Config(4)), pool(20).state_dict())
+    weights = Weights.open(tmp_path / WEIGHTS)
+    loaded = build_network(lambda: pool(20), weights, MODEL)
+    assert torch.equal(loaded[0].reduction[0].weight, weights.read()["0.reduction.0.weight"])
+    with pytest.raises(RecordError, match=r"model\.json.*eta=20.*eta=5"):
+        build_network(lambda: pool(5), weights, MODEL)
+    without = Weights.of({"0.reduction.0.weight": weights.read()["0.reduction.0.weight"]})  # as of version 0.1
+    assert build_network(lambda: pool(5), without, MODEL)[0].curve.eta == 5
 
 
 def test_sizes_are_compared_before_memory_is_allocated(tmp_path):

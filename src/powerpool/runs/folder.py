@@ -31,7 +31,7 @@ from torch import Tensor, nn
 
 from powerpool.console import print_note
 from powerpool.curves.base import EXTRA_STATE
-from powerpool.errors import PowerPoolError, RecordError, shown
+from powerpool.errors import PowerPoolError, RecordError, StateError, shown
 from powerpool.files import atomic, read_bytes, read_json, require_writable, write_json, write_text
 from powerpool.runs.config import RecipeError, read_recipe, to_yaml
 from powerpool.runs.typed import Json, from_json, to_json
@@ -274,7 +274,10 @@ def build_network(make: Callable[[], N], weights: Weights, file: str | Path, *, 
         names = ", ".join(sorted([*missing, *wrong])[:3])
         raise RecordError(f"{file}: the weights do not fit the stored settings ({shown(names)[1:-1]}).")
     network = make()
-    network.load_state_dict(weights.read(), strict=False)
+    try:
+        network.load_state_dict(weights.read(), strict=False)
+    except StateError as error:
+        raise RecordError(f"{file}: the weights do not fit the stored settings. {error}") from error
     return network.eval()
 
 

@@ -106,7 +106,9 @@ class PooledHead(nn.Linear, Replacement):
                 "The features of the replaced pooling have no gradient, because the layer that computes them runs "
                 "inside of reentrant checkpointing. Use gradient_checkpointing_kwargs={'use_reentrant': False}."
             )
-        return super().forward(self.pool(arrange(features, self.layout)).to(self.weight.dtype))
+        # The layers of a large model may be on several devices; only the vector was moved to that of the head.
+        features = arrange(features.to(vector.device), self.layout)
+        return super().forward(self.pool(features).to(self.weight.dtype))
 
 
 def replace_pooling(model: nn.Module, pool: nn.Module, num_classes: int, where: str | None = None) -> nn.Module:

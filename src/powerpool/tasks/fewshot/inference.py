@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from powerpool.console import TextTable
+from powerpool.curves.base import EXTRA_STATE
 from powerpool.data import FewShotSet, ImageBank, ImageSplit, Splits, list_images, load_fewshot, load_images
 from powerpool.data.banks import Resize, read_bank
 from powerpool.data.images import Corrupt
@@ -172,9 +173,11 @@ def read_pretrained(config: FewShotConfig, data: FewShotSet) -> dict[str, Tensor
                 f"pretrained {config.pretrained} was trained with model.{name} {getattr(theirs, name)}, but this run "
                 f"has {getattr(ours, name)}."
             )
-    weights = model.network.state_dict()
-    for name, value in make_network(ours, config.channels, config.size).state_dict().items():
-        if weights[name].shape != value.shape:
+    # Without the fixed parameters of curves: a training may go on with others.
+    weights = {name: value for name, value in model.network.state_dict().items() if not name.endswith(EXTRA_STATE)}
+    own = make_network(ours, config.channels, config.size).state_dict()
+    for name, value in weights.items():
+        if own[name].shape != value.shape:
             raise RecordError(
                 f"pretrained {config.pretrained} has {model.images.size} pixels, {model.images.channels} channels and "
                 f"{theirs.pivots} pivots, but this run has {config.size}, {config.channels} and {ours.pivots}: "
