@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers as hf
 from torch import Tensor, nn
 
 import powerpool as pp
@@ -133,6 +134,14 @@ def test_after_any_error_the_model_is_as_it_was(family: Family) -> None:
     images = family.images()
     with torch.no_grad():
         assert torch.equal(model.eval()(images).logits, untouched.eval()(images).logits)
+
+
+def test_a_model_with_two_classifiers_is_refused() -> None:
+    family = next(family for family in FAMILIES if family.name == "DeiT")
+    model = hf.DeiTForImageClassificationWithTeacher(family.config())
+    with pytest.raises(BackboneError, match="where="):
+        replace_pooling(model, make_pool(family), 5)
+    assert model(family.images()).logits.shape == (2, 2)
 
 
 @each_family

@@ -319,6 +319,14 @@ class Twisted(nn.Module):
         return vectors @ self.weight
 
 
+class Locked(nn.Identity):
+    """A layer that cannot be copied."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lock = threading.Lock()
+
+
 class Wrong(nn.Module):
     """A pool with the wrong output."""
 
@@ -340,6 +348,8 @@ class Wrong(nn.Module):
         (DenseNet, pp.nn.SecondOrderPool2d(8), BackboneError, "no global pooling"),
         (lambda: Squeezed(True), pp.nn.SecondOrderPool2d(8), BackboneError, r"model\.squeeze\.0"),
         (lambda: HandWritten(between=Twisted()), pp.nn.SecondOrderPool2d(8), BackboneError, r"model\.between"),
+        (lambda: HandWritten(between=nn.PReLU()), pp.nn.SecondOrderPool2d(8), BackboneError, r"model\.between"),
+        (lambda: HandWritten(between=Locked()), pp.nn.SecondOrderPool2d(8), BackboneError, "copied"),
         (
             lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten()),
             pp.nn.SecondOrderPool2d(8),

@@ -89,7 +89,10 @@ class Probe:
 
     def __init__(self, model: nn.Module) -> None:
         self.kind = type(model).__name__
-        self.model = copy.deepcopy(model, {id(weight): weight for weight in model.parameters()}).eval()
+        try:
+            self.model = copy.deepcopy(model, {id(weight): weight for weight in model.parameters()}).eval()
+        except (TypeError, RuntimeError) as error:
+            raise BackboneError(f"{self.kind} cannot be copied, and so cannot be tried out: {error}") from error
         self.names = {layer: name for name, layer in self.model.named_modules()}
         self.images, self.calls = self._trace()
 
@@ -235,11 +238,11 @@ def _layout(features: Tensor, vector: Tensor) -> Layout:
 
 
 def _is_normalization(call: Call) -> bool:
-    """Whether a layer without children has a weight for each feature, and keeps the shape."""
-    weights = list(call.layer.parameters())
-    is_leaf = next(call.layer.children(), None) is None
-    same = call.input is not None and call.output is not None and call.input.shape == call.output.shape
-    return bool(weights) and is_leaf and same and all(weight.ndim == 1 for weight in weights)
+    """Whether a layer without children has weights for each feature of a vector, and keeps its shape."""
+    if call.input is None or tuple(call.input.shape) != call.shape or next(call.layer.children(), None) is not None:
+        return False
+    weights = [tuple(weight.shape) for weight in call.layer.parameters()]
+    return len(call.shape) > 1 and bool(weights) and set(weights) == {(call.shape[1],)}
 
 
 # ---- pooling in the forward of the network ---------------------------------------------------------------------------
