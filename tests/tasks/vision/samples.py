@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,9 @@ def use_tiny(patch: pytest.MonkeyPatch, seed: int = 0) -> None:
     """Let every name of a backbone stand for the tiny one."""
     for module in (extraction, frozen, inference, task):
         patch.setattr(module, "load_backbone", lambda name, **options: tiny_backbone(seed))
+    patch.setattr(
+        task, "_digest_backbone", inspect.unwrap(task._digest_backbone)
+    )  # one name, several weights: no cache
 
 
 def small_config(data: Path | str, **changes: Any) -> VisionConfig:
