@@ -59,7 +59,7 @@ def use_tiny(patch: pytest.MonkeyPatch, seed: int = 0) -> None:
         patch.setattr(module, "load_backbone", lambda name, **options: tiny_backbone(seed))
     patch.setattr(
         task, "_digest_backbone", inspect.unwrap(task._digest_backbone)
-    )  # one name, several weights: no cache
+    )  # not cached
 
 
 def small_config(data: Path | str, **changes: Any) -> VisionConfig:
