@@ -57,9 +57,7 @@ def use_tiny(patch: pytest.MonkeyPatch, seed: int = 0) -> None:
     """Let every name of a backbone stand for the tiny one."""
     for module in (extraction, frozen, inference, task):
         patch.setattr(module, "load_backbone", lambda name, **options: tiny_backbone(seed))
-    patch.setattr(
-        task, "_digest_backbone", inspect.unwrap(task._digest_backbone)
-    )  # not cached
+    patch.setattr(task, "_digest_backbone", inspect.unwrap(task._digest_backbone))  # not cached
 
 
 def small_config(data: Path | str, **changes: Any) -> VisionConfig:
