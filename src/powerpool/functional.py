@@ -47,6 +47,7 @@ from powerpool.checks import (
 )
 from powerpool.curves import Curve
 from powerpool.errors import ArgumentError, DomainError, require_choice
+from powerpool.linalg.elementwise import curve_of_product, takes_curve
 from powerpool.linalg.precision import at_least_float32, without_autocast
 from powerpool.linalg.products import symmetrize
 from powerpool.linalg.trace import Terms, make_terms
@@ -256,6 +257,9 @@ def second_order_pool(
         if curve is not None and mode == "spectral":
             chosen = _choose(solver, curve, sets.values, locations=sets.values.shape[-1])
             result = spectral_pool(sets, curve, chosen, terms).to(features.dtype)
+        elif curve is not None and takes_curve(curve, sets.values, terms, sets.checked):
+            pooled = curve_of_product(sets.values, sets.energy, sets.number, curve, terms, sets.checked)
+            result = pooled.to(features.dtype)
         else:
             divided = terms.divide_product(sets.values, sets.number, curve)
             value = divided.p if curve is None else _elementwise(divided.p, curve, sets.checked, terms, divided.p)

@@ -5,6 +5,7 @@ import pytest
 from powerpool.bench import command
 from powerpool.bench.cases import Effort, run_case
 from powerpool.bench.command import suite_cases
+from powerpool.bench.operators import CURVES
 from powerpool.bench.record import TARGETS
 from tests.bench import samples
 
@@ -49,4 +50,13 @@ def test_the_full_pools_have_every_target_and_every_sweep():
     cases = [case.sizes for case in suite_cases("pools", quick=False, device="cpu")]
     assert all(target.sizes in cases for target in TARGETS)
     assert {size["channels"] for size in cases if size["batch"] == 2 and size["locations"] == 49} >= {64, 512, 2048}
-    assert len({size["eta"] for size in cases if (size["channels"], size["locations"]) == (512, 49)}) == 9
+    assert len({size.get("eta") for size in cases if (size["channels"], size["locations"]) == (512, 49)} - {None}) == 9
+
+
+def test_every_elementwise_curve_has_its_plain_formula_among_the_pools():
+    cases = [case for case in suite_cases("pools", quick=False, device="cpu") if case.name.startswith("element-wise")]
+    assert {case.sizes["channels"] for case in cases} == {64, 256, 512, 2048}
+    for case in cases:
+        names = [contender.name for contender in case.contenders]
+        assert [name.removeprefix("plain ") for name in names if name.startswith("plain")] == list(CURVES)
+        assert [name.removeprefix("powerpool ") for name in names if name.startswith("powerpool")] == list(CURVES)

@@ -163,6 +163,8 @@ ETA = 50
 CHANNELS = (64, 128, 256, 512, 1024, 2048)
 LOCATIONS = (16, 49, 100, 196, 400, 784, 1600)
 ETAS = (2, 5, 10, 20, 50, 100, 200, 500, 1000)
+ELEMENTWISE_SIZES = [(2, 64, 49), (8, 64, 196), (8, 256, 196), (8, 512, 49), (2, 2048, 49)]
+"""Sizes of all element-wise curves: small, with more locations than channels, and large."""
 LARGEST_CHANNELS = {
     "svd autograd": 256,
     "Newton-Schulz 20": 256,
@@ -177,7 +179,10 @@ LARGEST_CHANNELS = {
 
 
 def pools(quick: bool, device: str = "cpu") -> list[BenchCase]:
-    """Spectral MaxExp against its competitors: the sizes that have targets, sweeps over C, over N, and over eta."""
+    """Spectral MaxExp against its competitors: the sizes that have targets, sweeps over C, over N, and over eta.
+
+    And all element-wise curves against their plain formulas.
+    """
     if quick:
         sizes = [(8, 64, 196), (2, 32, 49), (2, 64, 49), (2, 128, 49)]
         sweeps: list[tuple[int, int, int, tuple[int, ...]]] = [(2, 128, 49, (5, 500)), (2, 64, 128, (5, 50, 500))]
@@ -194,7 +199,21 @@ def pools(quick: bool, device: str = "cpu") -> list[BenchCase]:
         for eta in etas:
             case = _pool_case(Inputs(batch, channels, locations, device), eta, everyone=False)
             found.setdefault(case.name, case)
-    return list(found.values())
+    elementwise = [(2, 64, 49)] if quick else ELEMENTWISE_SIZES
+    return [*found.values(), *(_elementwise_case(Inputs(*size, device)) for size in elementwise)]
+
+
+def _elementwise_case(inputs: Inputs) -> BenchCase:
+    """Every curve on entries, by the library and by the plain formula with autograd, beside forming M."""
+    contenders, references = [inputs.floor()], {}
+    for name, row in CURVES.items():
+        answers = f"element-wise {name}"
+        pool = partial(pp.second_order_pool, curve=row.curve, mode="elementwise")
+        contenders.append(inputs.contender(f"powerpool {name}", "powerpool", answers, pool))
+        contenders.append(inputs.contender(f"plain {name}", "competitor", answers, row.plain_pool))
+        references[answers] = row.elementwise
+    name = f"element-wise {inputs.name}"
+    return BenchCase("pools", name, inputs.sizes, contenders, inputs.references(references))
 
 
 def _pool_case(inputs: Inputs, eta: int, everyone: bool) -> BenchCase:

@@ -68,6 +68,8 @@ class Curve(nn.Module, ABC):
     parameter_name: ClassVar[str]
     adds_eps: ClassVar[bool] = False
     """Whether the element-wise form adds ``eps`` to every entry, which bounds the slope at 0."""
+    keeps_value: ClassVar[bool] = False
+    """Whether the derivative follows from the value: then backward of an element-wise pool keeps nothing else."""
     minimum: ClassVar[float]
     """The smallest effective value of a tensor parameter: training cannot push it lower."""
 
@@ -220,6 +222,17 @@ class Curve(nn.Module, ABC):
     def _slope(self, p: Tensor, theta: Parameter) -> Tensor:
         """Return the derivative for backward: finite everywhere in the domain."""
         return self._derivative(p, theta)
+
+    # Forms for whole matrices, with a number for a parameter. They read memory less often, and their error is round-off
+    # of the largest value of a matrix, where the formulas above are accurate in every entry.
+
+    def _write_value(self, p: Tensor, theta: float, out: Tensor) -> None:
+        """Write the value into ``out``, and what :meth:`_weigh` needs into ``p``; both are one if that is the value."""
+        out.copy_(self._value(p, theta))
+
+    def _weigh(self, grad: Tensor, kept: Tensor, theta: float) -> Tensor:
+        """Return the gradient times the derivative, in new memory; ``kept`` is from :meth:`_write_value`."""
+        return self._slope(kept, theta).mul_(grad)
 
     def _is_allowed(self, number: float) -> bool:
         return number > 0

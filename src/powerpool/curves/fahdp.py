@@ -103,6 +103,14 @@ class FAHDP(Curve):
     def _divided_difference(self, a: Tensor, b: Tensor, theta: Parameter) -> Tensor:
         return self._select("_divided_difference", theta, a, b)
 
+    def _write_value(self, p: Tensor, theta: float, out: Tensor) -> None:
+        (_MAXEXP if theta < 1 else _GAMMA)._write_value(p, float(self.exponent(theta)), out)
+        out.mul_(math.exp(-theta))
+
+    def _weigh(self, grad: Tensor, kept: Tensor, theta: float) -> Tensor:
+        weights = (_MAXEXP if theta < 1 else _GAMMA)._weigh(grad, kept, float(self.exponent(theta)))
+        return weights.mul_(math.exp(-theta))
+
     def _parameter_derivative(self, p: Tensor, theta: Parameter) -> Tensor:
         # Not _value: autograd through its formula gives NaN at p = 1.
         through_scale = -_Value.apply(p, theta, self)

@@ -38,6 +38,11 @@ class Gamma(Curve):
         """True for gamma < 1, and for a tensor gamma, which training may push below 1."""
         return isinstance(self.gamma, Tensor) or self.gamma < 1
 
+    @property
+    def keeps_value(self) -> bool:  # type: ignore[override]
+        """True for the square root, whose slope is 1/(2 g)."""
+        return not isinstance(self.gamma, Tensor) and self.gamma == 0.5
+
     def integer_power(self) -> IntegerPower | None:
         """Return the curve itself if gamma is a whole number."""
         exponent = whole_number(self.gamma)
@@ -67,6 +72,15 @@ class Gamma(Curve):
         # (1 < gamma < 2); 0**0 = 1.
         singular = (p == 0) & ((theta < 2) & (theta != 1))
         return torch.where(singular, 0.0, torch.pow(torch.where(singular, 1.0, p), theta - 1))
+
+    def _write_value(self, p: Tensor, theta: float, out: Tensor) -> None:
+        torch.pow(p, theta, out=out)
+
+    def _weigh(self, grad: Tensor, kept: Tensor, theta: float) -> Tensor:
+        # Points are positive, since eps has been added, or theta >= 1: the slope is finite.
+        if theta == 0.5:
+            return torch.div(grad, kept).mul_(theta)
+        return torch.pow(kept, theta - 1).mul_(theta).mul_(grad)
 
     def _divided_difference(self, a: Tensor, b: Tensor, theta: Parameter) -> Tensor:
         # high^gamma - low^gamma = high^gamma (1 - r^gamma), r = low/high. Near a tie 1 - r is accurate and r is not;

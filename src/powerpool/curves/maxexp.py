@@ -56,6 +56,15 @@ class MaxExp(Curve):
         gap = safe_divide((a - b).abs(), 1 - low)
         return complement_power(low, theta - 1) * complement_quotient(gap, theta)
 
+    def _write_value(self, p: Tensor, theta: float, out: Tensor) -> None:
+        log_complement = p.neg_().log1p_()
+        torch.mul(log_complement, theta, out=out).expm1_().neg_()
+
+    def _weigh(self, grad: Tensor, kept: Tensor, theta: float) -> Tensor:
+        if theta == 1:  # 0 * log(0) is NaN at p = 1
+            return grad.clone()
+        return torch.mul(kept, theta - 1).exp_().mul_(theta).mul_(grad)
+
     def _is_allowed(self, number: float) -> bool:
         return number >= 1
 

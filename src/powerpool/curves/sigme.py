@@ -32,6 +32,7 @@ class SigmE(Curve):
     domain = (-float("inf"), float("inf"))
     parameter_name = "eta"
     minimum = 1e-6
+    keeps_value = True
 
     def __init__(self, eta: Parameter = 50.0, trace_normalize: bool = True) -> None:
         super().__init__(eta, trace_normalize=trace_normalize)
@@ -68,3 +69,12 @@ class SigmE(Curve):
         quotient = torch.where(small, 1.0, -torch.expm1(-safe) / safe)
         decay_high, decay_low = torch.exp(-2 * high), torch.exp(-2 * low)
         return 4 * quotient * decay_low / ((1 + decay_high) * (1 + decay_low))
+
+    def _write_value(self, p: Tensor, theta: float, out: Tensor) -> None:
+        # tanh(x/2) = e/(e+2), e = expm1(x): torch.tanh takes twice as long. Beyond 80 the value is 1, and e overflows.
+        torch.mul(p, theta, out=out).clamp_(max=80.0).expm1_()
+        out.div_(out + 2)
+
+    def _weigh(self, grad: Tensor, kept: Tensor, theta: float) -> Tensor:
+        half = kept.new_full((), theta / 2)
+        return torch.addcmul(half, kept, kept, value=-theta / 2).mul_(grad)

@@ -47,3 +47,9 @@ class SignedMaxExp(MaxExp):
     def _divided_difference(self, a: Tensor, b: Tensor, theta: Parameter) -> Tensor:
         magnitude, same_sign = super()._value, super()._divided_difference
         return odd_divided_difference(a, b, lambda p: magnitude(p, theta), lambda x, y: same_sign(x, y, theta))
+
+    def _write_value(self, p: Tensor, theta: float, out: Tensor) -> None:
+        magnitude = p.abs()
+        super()._write_value(magnitude, theta, out)
+        out.copysign_(p)
+        p.copy_(magnitude)

@@ -6,6 +6,9 @@ an eigenvalue or a matrix power in bfloat16 has two correct digits.
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -22,7 +25,10 @@ def at_least_float32(tensor: Tensor) -> Tensor:
     return tensor.float() if tensor.dtype in _HALF else tensor
 
 
-def without_autocast(tensor: Tensor) -> torch.autocast:
+def without_autocast(tensor: Tensor) -> AbstractContextManager[Any]:
     """Return a context in which products on the tensor's device keep the dtype of their operands."""
     # The meta device computes nothing, and torch.autocast does not accept it.
-    return torch.autocast(device_type="cpu" if tensor.is_meta else tensor.device.type, enabled=False)
+    device = "cpu" if tensor.is_meta else tensor.device.type
+    if not torch.is_autocast_enabled(device):  # to switch it off takes as long as a product of small matrices
+        return nullcontext()
+    return torch.autocast(device_type=device, enabled=False)

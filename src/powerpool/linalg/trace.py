@@ -196,21 +196,21 @@ def energy_of(features: Tensor) -> Tensor:  # shape: (*, C, N) -> (*, 1, 1)
 
 def trace_scale(trace: Tensor, eps: float) -> Tensor:
     """Return tr + eps; NaN if the trace is negative or infinite, 1 for the zero matrix with eps = 0."""
-    return _total_of(torch.where((trace >= 0) & (trace < torch.inf), trace, torch.nan), eps)
+    return total_of(torch.where((trace >= 0) & (trace < torch.inf), trace, torch.nan), eps)
 
 
-def _total_of(energy: Tensor, shift: Shift) -> Tensor:  # shape: (*, 1, 1)
+def total_of(energy: Tensor, shift: Shift) -> Tensor:  # shape: (*, 1, 1)
     """Return t = energy + shift; 1 where that is 0, so that a set of zeros without shift stays zero."""
     total = energy + shift
     return total if isinstance(shift, float) and shift > 0 else torch.where(total == 0, 1.0, total)
 
 
-def _connected(total: Tensor, variable: Tensor) -> Tensor:
+def connected(total: Tensor, variable: Tensor) -> Tensor:
     """Return the value of ``total`` with the derivative of ``variable``."""
     return total + (variable - variable.detach())
 
 
-def _inner(a: Tensor, b: Tensor) -> Tensor:  # shape: (*, A, B), (*, A, B) -> (*, 1, 1)
+def inner(a: Tensor, b: Tensor) -> Tensor:  # shape: (*, A, B), (*, A, B) -> (*, 1, 1)
     """Return the inner product of each pair of matrices."""
     # Not vecdot: it is a batched product, and waking the threads for one takes longer than these two passes.
     return (a * b).sum((-2, -1), keepdim=True)
@@ -221,7 +221,7 @@ class _FeaturesByTrace(torch.autograd.Function):
 
     @staticmethod
     def forward(features: Tensor, shift: Shift) -> tuple[Tensor, Tensor]:
-        total = _total_of(energy_of(features), shift)
+        total = total_of(energy_of(features), shift)
         return features / total.sqrt(), total
 
     @staticmethod
@@ -233,11 +233,11 @@ class _FeaturesByTrace(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor, None]:
         features, x, total = ctx.saved_tensors
         if torch.is_grad_enabled():
-            total = _connected(total, energy_of(features))
+            total = connected(total, energy_of(features))
             x = features / total.sqrt()
         with without_autocast(x):
             root = total.sqrt()
-            return torch.addcmul(grad / root, x, _inner(grad, x) / root, value=-1), None
+            return torch.addcmul(grad / root, x, inner(grad, x) / root, value=-1), None
 
 
 class _ProductByTrace(torch.autograd.Function):
@@ -246,7 +246,7 @@ class _ProductByTrace(torch.autograd.Function):
     @staticmethod
     def forward(features: Tensor, shift: Shift) -> tuple[Tensor, Tensor]:
         product = times_transpose(features)
-        total = _total_of(trace_of(product)[..., None, None], shift)
+        total = total_of(trace_of(product)[..., None, None], shift)
         return product.div_(total), total
 
     @staticmethod
@@ -259,10 +259,10 @@ class _ProductByTrace(torch.autograd.Function):
         features, p, total = ctx.saved_tensors
         with without_autocast(p):
             if torch.is_grad_enabled():
-                total = _connected(total, energy_of(features))
+                total = connected(total, energy_of(features))
                 p = times_transpose(features) / total
             weights = twice_symmetric(grad)
-            weights.diagonal(dim1=-2, dim2=-1).sub_(2 * _inner(grad, p).squeeze(-1))
+            weights.diagonal(dim1=-2, dim2=-1).sub_(2 * inner(grad, p).squeeze(-1))
             return weights.div_(total) @ features, None
 
 
@@ -281,11 +281,11 @@ class _MatrixByTrace(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         matrix, total, p = ctx.saved_tensors
         if torch.is_grad_enabled():
-            total = _connected(total, trace_of(matrix)[..., None, None])
+            total = connected(total, trace_of(matrix)[..., None, None])
             p = matrix / total
         with without_autocast(p):
             weights = grad / total
-            weights.diagonal(dim1=-2, dim2=-1).sub_((_inner(grad, p) / total).squeeze(-1))
+            weights.diagonal(dim1=-2, dim2=-1).sub_((inner(grad, p) / total).squeeze(-1))
             return weights, None
 
 
@@ -305,7 +305,7 @@ class _SandwichByTrace(torch.autograd.Function):
     @staticmethod
     def forward(features: Tensor, shift: Shift, function: MatrixFunction) -> tuple[Tensor, ...]:
         gram = torch.bmm(features.mT, features)
-        total = _total_of(trace_of(gram)[:, None, None], shift)
+        total = total_of(trace_of(gram)[:, None, None], shift)
         root = total.sqrt()
         gram = gram / total
         core, kept = function.forward(gram)
@@ -326,14 +326,14 @@ class _SandwichByTrace(torch.autograd.Function):
         features, total, gram, core, *kept = ctx.saved_tensors
         with without_autocast(features):
             if torch.is_grad_enabled():  # saved results are constants to autograd
-                total = _connected(total, energy_of(features))
+                total = connected(total, energy_of(features))
                 gram = torch.bmm(features.mT, features) / total
                 core, kept = ctx.function.forward(gram)
             root = total.sqrt()
             weighted = twice_symmetric_times(grad, features).div_(root)
             direction = torch.bmm(features.mT, weighted) / root
             slope = ctx.function.backward(gram, direction, list(kept))
-            share = (_inner(direction, core) + _inner(gram, slope)) / root
+            share = (inner(direction, core) + inner(gram, slope)) / root
             slope = slope / root
             slope.diagonal(dim1=-2, dim2=-1).sub_(share.squeeze(-1))
             result = symmetric_times(core, weighted.mT)

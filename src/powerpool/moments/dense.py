@@ -74,6 +74,7 @@ class Sets:
     """Features as they enter the moment: centred, with coordinates, zero if masked, float32 or float64."""
 
     values: Tensor  # shape: (*, C', N)
+    energy: Tensor  # shape: (*, 1, 1), the sum of squares, without a gradient
     number: int | Tensor  # of locations; a tensor has shape (*, 1, 1), with NaN for a set without a finite moment
     checked: bool
 
@@ -90,7 +91,7 @@ def prepare(features: Tensor, beta: float, coordinates: Tensor | None, mask: Ten
         values = kept(values, mask)
     # One pass finds NaN, infinity and a moment that would overflow: |M_ij| is at most the sum of squares.
     energy = torch.linalg.vector_norm(values.detach(), dim=(-2, -1), keepdim=True).square()
-    if checked and not bool((energy < torch.inf).all()):  # also false for NaN
+    if checked and energy.numel() and not energy.amax().item() < torch.inf:  # also false for NaN
         _refuse_features(features, coordinates, mask, values.dtype)
     number = count(values, mask)
     if isinstance(number, Tensor):
@@ -98,7 +99,7 @@ def prepare(features: Tensor, beta: float, coordinates: Tensor | None, mask: Ten
     if not checked:
         # Division by NaN makes the value and its gradient NaN; 0/N is NaN for an empty set.
         number = number + zero_or_nan(energy) + (0 / number if isinstance(number, Tensor) else 0)
-    return Sets(values, number, checked)
+    return Sets(values, energy, number, checked)
 
 
 def _refuse_features(

@@ -1,0 +1,177 @@
+r"""Element-wise curves of a moment, from features to the result in one autograd node.
+
+Fresh memory for a matrix of 2048 channels takes longer than the product that fills it, so there are no C x C
+temporaries: the curve works on blocks of the product, and backward forms its weights block by block. With G the
+gradient of the result and :math:`P = \Phi\Phi^T/t`,
+
+.. math:: W = G \odot g'(P), \qquad Y = (W + W^T) \Phi, \qquad
+          \frac{\partial L}{\partial\Phi} = \frac1t \Bigl(Y - \frac{\langle Y, \Phi\rangle}{t} \Phi\Bigr)
+
+where the last term is the share of the trace; without division by the trace there is none, and t = N.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from powerpool.checks import has_values
+from powerpool.curves.base import Curve
+from powerpool.linalg.precision import without_autocast
+from powerpool.linalg.products import times_transpose, twice_symmetric_times
+from powerpool.linalg.trace import Terms, connected, energy_of, inner, total_of
+
+_BLOCK = 2**19
+"""Entries of a block: enough work for two threads, and little enough for a cache and for memory that is reused."""
+
+
+def takes_curve(curve: Curve, features: Tensor, terms: Terms, checked: bool) -> bool:
+    """Return whether :func:`curve_of_product` applies the curve, whose domain is checked here if values are checked.
+
+    Not if the parameter is a tensor, if there are residual terms, if a compiler or transform traces the operator, or if
+    features of both signs may give entries that have to be refused.
+    """
+    if curve.is_learnable or terms.has_residual or not has_values(features):
+        return False
+    if curve.adds_eps and terms.eps < torch.finfo(features.dtype).tiny:  # the slope at 0 may be infinite
+        return False
+    largest = 1.0 if curve.trace_normalize else math.inf
+    low, high = curve.domain
+    if low not in (0.0, -largest, -math.inf) or high not in (largest, math.inf):
+        return False
+    return low < 0 or not checked or features.numel() == 0 or features.detach().amin().item() >= 0
+
+
+def curve_of_product(
+    features: Tensor,  # shape: (*, C, N)
+    energy: Tensor,  # shape: (*, 1, 1)
+    number: int | Tensor,
+    curve: Curve,
+    terms: Terms,
+    checked: bool,
+) -> Tensor:  # shape: (*, C, C)
+    """Apply a curve to every entry of M/(tr M + eps), or of M.
+
+    ``energy`` is the sum of the squares of each set, and ``number`` counts its locations. If values are not checked,
+    negative entries that the curve does not accept become NaN. Differentiable twice.
+    """
+    tracked = torch.is_grad_enabled() and features.requires_grad
+    result: Tensor = _CurveOfProduct.apply(features, energy, number, curve, terms, checked, tracked)
+    return result
+
+
+class _CurveOfProduct(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        features: Tensor,
+        energy: Tensor,
+        number: int | Tensor,
+        curve: Curve,
+        terms: Terms,
+        checked: bool,
+        tracked: bool,
+    ) -> Tensor:
+        total = total_of(energy, number * terms.eps) if curve.trace_normalize else number
+        flat = features.reshape(-1, *features.shape[-2:])  # (B, C, N)
+        divisor = total.reshape(-1, 1, 1) if isinstance(total, Tensor) else total
+        batch, size, _ = flat.shape
+        result = flat.new_empty(batch, size, size)
+        slack = None
+        if curve.domain[0] == 0 and not checked:  # the largest entry is on the diagonal
+            slack = terms.round_off * flat.square().sum(-1).amax(-1)[:, None, None] / divisor
+        kept = result if curve.keeps_value else torch.empty_like(result) if tracked else None
+        for block in _blocks(batch, size):
+            out = block.of(result)
+            points = torch.empty_like(out) if kept is None else block.of(kept)
+            torch.bmm(block.of(flat), block.matrices_of(flat).mT, out=points)
+            points.div_(block.matrices_of(divisor) if isinstance(divisor, Tensor) else divisor)
+            _move_into_domain(points, curve, None if slack is None else block.matrices_of(slack))
+            if curve.adds_eps:
+                points.add_(terms.eps)
+            curve._write_value(points, float(curve.parameter), out)
+        ctx.save_for_backward(features, kept, total if isinstance(total, Tensor) else None)
+        ctx.number, ctx.curve, ctx.terms = number, curve, terms
+        return result.view(*features.shape[:-1], size)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        features, kept, total = ctx.saved_tensors
+        curve: Curve = ctx.curve
+        total = ctx.number if total is None else total
+        with without_autocast(features):
+            # Outside functorch, is_grads_batched gives batched tensors: blocks in place accept neither.
+            batched = not has_values(grad) or torch._C._functorch.is_legacy_batchedtensor(grad)
+            if torch.is_grad_enabled() or batched:
+                if curve.trace_normalize:
+                    total = connected(total, energy_of(features))
+                points = curve.into_domain(times_transpose(features) / total, (-2, -1), ctx.terms.round_off)
+                slope = curve._slope(points + ctx.terms.eps if curve.adds_eps else points, curve.parameter)
+                weighted = twice_symmetric_times(grad * slope, features)
+            else:
+                flat = features.reshape(len(kept), *features.shape[-2:])
+                weighted = _weigh(grad.reshape(kept.shape), kept, curve, flat).reshape(features.shape)
+            if curve.trace_normalize:
+                # By the root of the total twice, never by the total at once: features of 1e18 stay within float32.
+                root = total.sqrt()
+                weighted.div_(root)
+                weighted = torch.addcmul(weighted, features, inner(weighted, features) / total, value=-1)
+                total = root
+            return weighted.div_(total), None, None, None, None, None, None
+
+
+def _weigh(grad: Tensor, kept: Tensor, curve: Curve, features: Tensor) -> Tensor:
+    """Compute (W + W^T) Phi, where W is the gradient times the slope of the curve."""
+    batch, size, _ = features.shape
+    weighted = []
+    for block in _blocks(batch, size):
+        weights = curve._weigh(block.of(grad), block.of(kept), float(curve.parameter))
+        if block.rows is None:
+            weighted.append(twice_symmetric_times(weights, block.matrices_of(features)))
+            continue
+        if block.rows.start == 0:
+            weighted.append(torch.zeros_like(block.matrices_of(features)))
+        weighted[-1].baddbmm_(weights.mT, block.of(features))
+        weighted[-1][:, block.rows].baddbmm_(weights, block.matrices_of(features))
+    return weighted[0] if len(weighted) == 1 else torch.cat(weighted)
+
+
+def _move_into_domain(points: Tensor, curve: Curve, slack: Tensor | None) -> None:
+    """Clamp entries that round-off put outside the domain; if there is a slack, negative entries beyond it are NaN."""
+    low, high = curve.domain
+    if slack is not None:
+        points.masked_fill_(points < -slack, math.nan)
+    if slack is not None or high < math.inf:
+        points.clamp_(min=low, max=high)
+
+
+class _Block(NamedTuple):
+    """Part of a batch of matrices; None for all."""
+
+    matrices: slice | None
+    rows: slice | None
+
+    def matrices_of(self, tensor: Tensor) -> Tensor:
+        return tensor if self.matrices is None else tensor[self.matrices]
+
+    def of(self, tensor: Tensor) -> Tensor:
+        return self.matrices_of(tensor) if self.rows is None else tensor[self.matrices, self.rows]
+
+
+def _blocks(batch: int, size: int) -> Iterator[_Block]:
+    """Split a batch of matrices into several matrices at a time, or large ones into rows."""
+    if batch * size * size <= _BLOCK:
+        yield _Block(None, None)
+    elif size * size <= _BLOCK:
+        several = _BLOCK // (size * size)
+        for start in range(0, batch, several):
+            yield _Block(slice(start, start + several), None)
+    else:
+        height = -(-_BLOCK // size)
+        for one in range(batch):
+            for row in range(0, size, height):
+                yield _Block(slice(one, one + 1), slice(row, row + height))
