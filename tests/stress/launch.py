@@ -124,8 +124,8 @@ def _watch_frozen(note: Note, patch: Patch) -> None:
         for number in range(first, store.done):
             note(f"{store.folder.name} picture {number}")
 
-    def noted_validate(config: Any, point: int, features: Any, protocols: Any) -> Any:
-        found = validate(config, point, features, protocols)
+    def noted_validate(config: Any, point: int, *rest: Any) -> Any:
+        found = validate(config, point, *rest)
         note(f"point {point}")
         return found
 

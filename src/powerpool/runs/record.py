@@ -139,6 +139,8 @@ class SplitResult(Result):
     """Which samples were classified correctly, as hexadecimal digits; see :func:`pack_bits`."""
     converged: int | None = None
     """The first epoch whose validation accuracy is near the best."""
+    solver: str | None = None
+    """How the classifier on frozen features was computed."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from PIL import Image
-from torch import nn
+from torch import Tensor, nn
 
 from powerpool.data import Crops
 from powerpool.integrations.backbones import Backbone
@@ -19,6 +19,8 @@ from powerpool.tasks.vision.config import PoolConfig, VisionConfig
 
 CLASSES = ("across", "along", "[oblique]")
 CHANNELS, HEAD_CHANNELS = 6, 9
+GROUPS = 4
+"""Classes of :func:`parallel_vectors` and :func:`noisy_maps`."""
 
 
 def texture(kind: int, seed: int, side: int = 40) -> Image.Image:
@@ -70,3 +72,22 @@ def small_config(data: Path | str, **changes: Any) -> VisionConfig:
         "workers": 0,
     }
     return VisionConfig(data=str(data), **(fields | changes))
+
+
+def parallel_vectors(count: int, width: int = 300, seed: int = 0, spread: float = 0.05) -> tuple[Tensor, Tensor]:
+    """Unit vectors of classes that differ little, as those of images do: their cosines are near 1."""
+    draw = torch.Generator().manual_seed(seed)
+    targets = torch.arange(count) % GROUPS
+    classes = torch.randn(GROUPS, width, generator=torch.Generator().manual_seed(7))
+    noise = torch.randn(count, width, generator=draw)
+    vectors = 1 + spread * classes[targets] + 2 * spread * noise
+    return nn.functional.normalize(vectors, dim=-1), targets
+
+
+def noisy_maps(count: int, channels: int, seed: int = 0) -> tuple[Tensor, Tensor]:  # shapes: (n, 1, C, 2, 2), (n,)
+    """Stored maps of classes whose channels have other variances."""
+    draw = torch.Generator().manual_seed(seed)
+    targets = torch.arange(count) % GROUPS
+    scales = 0.8 + 0.4 * torch.rand(GROUPS, channels, generator=torch.Generator().manual_seed(7))
+    maps = torch.randn(count, 1, channels, 2, 2, generator=draw) * scales[targets][:, None, :, None, None]
+    return maps.half(), targets

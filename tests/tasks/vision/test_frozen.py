@@ -10,16 +10,15 @@ import torch
 from sklearn.linear_model import Ridge
 
 from powerpool.data import load_images
-from powerpool.errors import ArgumentError
 from powerpool.runs.record import Score
 from powerpool.runs.typed import from_json, to_json
 from powerpool.tasks.base import run_chain
 from powerpool.tasks.vision import frozen
 from powerpool.tasks.vision.config import PROTOCOLS, GridConfig, HeadConfig, PoolConfig
 from powerpool.tasks.vision.extraction import Features, extract
-from powerpool.tasks.vision.frozen import FrozenFit, HeadFit, descriptors, make_pool, stored_logits, validate
-from powerpool.tasks.vision.model import SetPool
+from powerpool.tasks.vision.frozen import FrozenFit, HeadFit, make_pool, stored_logits, validate
 from powerpool.tasks.vision.task import TASK
+from powerpool.tasks.vision.vectors import descriptors
 from tests.tasks.vision.samples import CHANNELS, HEAD_CHANNELS, small_config, use_tiny
 
 BOTH = tuple(PROTOCOLS.values())
@@ -132,20 +131,3 @@ def test_the_baseline_is_the_head_of_the_backbone(config, features):
     assert len(TASK.units(config, 0)) == 1
     model = run_chain(TASK, config, features, 0, ["frozen"]).models["frozen"]
     assert model.weight.shape == (3, HEAD_CHANNELS)
-
-
-def test_vectors_that_do_not_fit_into_memory_are_refused(monkeypatch):
-    pool = SetPool(PoolConfig("SOP"), 2048)
-    frozen.require_memory(pool, 10)
-    monkeypatch.setattr(frozen.os, "sysconf", lambda name: 4096 if name == "SC_PAGE_SIZE" else 1 << 20)
-    with pytest.raises(ArgumentError, match=r"17 GB .*2,098,176 .* 4 GB"):
-        frozen.require_memory(pool, 1000)
-
-
-def test_descriptors_are_pooled_a_few_at_a_time():
-    pool = SetPool(PoolConfig("SOP+SC+SigmE", pivots=2), channels=3)
-    maps = torch.rand(19, 2, 3, 2, 2).half()
-    found = descriptors(pool, maps)
-    assert found.dtype == torch.float32
-    torch.testing.assert_close(found, torch.cat([pool(one[None].float()) for one in maps]))
-    assert not found.requires_grad

@@ -1,4 +1,4 @@
-"""Linear classifiers in the span of the vectors, against the same computed in the space of the vectors."""
+"""Ridge and softmax regression against scikit-learn and against a plain loop in the space of the vectors."""
 
 from __future__ import annotations
 
@@ -8,103 +8,71 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.linear_model import Ridge
-from torch import Tensor
 
-from powerpool.tasks.vision import linear
+from powerpool.runs.record import Score
 from powerpool.tasks.vision.config import HeadConfig
-from powerpool.tasks.vision.linear import SCALES, LinearFit, Span, score, temperature
-
-CLASSES = 4
-
-
-def fit(vectors, targets, classes, head, penalty, seed, validation=None) -> LinearFit:
-    """The classifier for one penalty."""
-    (found,) = linear.fit(vectors, targets, classes, head, [penalty], seed, validation)
-    return found
-
-
-def parallel(count: int, width: int = 300, seed: int = 0, spread: float = 0.05) -> tuple[Tensor, Tensor]:
-    """Unit vectors of classes that differ little, as those of images do: their cosines are near 1."""
-    draw = torch.Generator().manual_seed(seed)
-    targets = torch.arange(count) % CLASSES
-    classes = torch.randn(CLASSES, width, generator=torch.Generator().manual_seed(7))
-    noise = torch.randn(count, width, generator=draw)
-    vectors = 1 + spread * classes[targets] + 2 * spread * noise
-    return torch.nn.functional.normalize(vectors, dim=-1), targets
+from powerpool.tasks.vision.linear import (
+    SCALES,
+    GramRows,
+    LinearFit,
+    VectorRows,
+    centred_targets,
+    score,
+    solve_ridge,
+    temperature,
+    train_softmax,
+)
+from tests.tasks.vision.samples import GROUPS, parallel_vectors
 
 
-# ---- the span --------------------------------------------------------------------------------------------------------
+def softmax(vectors, targets, head, penalties, **options) -> list[LinearFit]:
+    """Classifiers of vectors."""
+    rows = VectorRows(vectors.__getitem__, len(vectors), vectors.mean(0), head.scale)
+    return train_softmax(rows, targets, GROUPS, head, penalties, 3, **options)
 
 
-def test_small_differences_of_nearly_parallel_vectors_are_kept():
-    """Their share is far below n times the round-off of float32, and classifiers depend on nothing else."""
-    vectors = parallel(200, 300, spread=0.01)[0]
-    span = Span.of(vectors)
-    assert span.coordinates.shape == (200, 200)
-    centred = span.coordinates.double() - span.coordinates.double().mean(0)
-    expected = vectors.double() - vectors.double().mean(0)
-    torch.testing.assert_close(centred @ centred.T, expected @ expected.T, rtol=0, atol=1e-6)
+# ---- ridge -----------------------------------------------------------------------------------------------------------
 
 
-def test_other_vectors_are_projected_onto_the_span():
-    vectors, others = parallel(20)[0].double(), parallel(9, seed=1)[0].double()
-    span = Span.of(vectors)
-    basis = np.linalg.qr(vectors.numpy().T)[0]
-    expected = others.numpy() @ basis @ basis.T @ vectors.numpy().T
-    torch.testing.assert_close(span.project(others) @ span.coordinates.T, torch.from_numpy(expected))
-    torch.testing.assert_close(span.project(vectors), span.coordinates)
+def test_ridge_of_several_penalties_is_that_of_scikit_learn():
+    vectors, targets = parallel_vectors(60, 20)
+    centred = (vectors - vectors.mean(0)).double()
+    right, share = centred_targets(targets, GROUPS)
+    torch.testing.assert_close(share, torch.full((GROUPS,), 1 / GROUPS).double())
+    penalties = [0.001, 0.3]
+    found = solve_ridge(lambda: centred.T @ centred, centred.T @ right, penalties)
+    for weight, penalty in zip(found, penalties, strict=True):
+        reference = Ridge(alpha=penalty, solver="svd").fit(vectors.double().numpy(), np.eye(GROUPS)[targets.numpy()])
+        torch.testing.assert_close(weight.T, torch.from_numpy(reference.coef_), rtol=1e-6, atol=1e-8)
 
 
-def test_weights_of_coordinates_become_weights_of_vectors(monkeypatch):
-    monkeypatch.setattr(linear, "BLOCK", 64)  # 300 columns are several blocks and a rest
-    vectors, others = parallel(20)[0].double(), parallel(9, seed=1)[0].double()
-    span = Span.of(vectors)
-    own = torch.randn(span.coordinates.shape[1], CLASSES, dtype=torch.float64)
-    torch.testing.assert_close(others @ span.weights(own).T, span.project(others) @ own)
+def test_a_penalty_below_round_off_gives_the_smallest_solution():
+    draw = torch.Generator().manual_seed(0)
+    rows = torch.randn(4, 30, dtype=torch.float64, generator=draw).repeat(3, 1)
+    right = torch.randn(12, 2, dtype=torch.float64, generator=draw)
+    (found,) = solve_ridge(lambda: rows.T @ rows, rows.T @ right, [1e-30])
+    expected = torch.from_numpy(np.linalg.pinv(rows.numpy(), rcond=1e-8)) @ right
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-8)
 
 
-@pytest.mark.parametrize("kind, rank", [("duplicates", 5), ("single", 1), ("zero", 0)])
-def test_dependent_vectors_have_fewer_coordinates(kind, rank):
-    base = torch.randn(5, 30, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    vectors = {"duplicates": base.repeat(3, 1), "single": base[:1], "zero": torch.zeros(4, 30).double()}[kind]
-    span = Span.of(vectors)
-    assert span.coordinates.shape == (len(vectors), rank)
-    torch.testing.assert_close(span.coordinates @ span.coordinates.T, vectors @ vectors.T)
-    assert span.project(base).shape == (5, rank)
-    assert span.weights(torch.ones(rank, 2, dtype=torch.float64)).isfinite().all()
+def test_ridge_of_nothing_but_zeros_has_weights_of_zero():
+    (found,) = solve_ridge(lambda: torch.zeros(3, 3).double(), torch.zeros(3, 2).double(), [0.1])
+    assert torch.equal(found, torch.zeros(3, 2).double())
 
 
-# ---- classifiers -----------------------------------------------------------------------------------------------------
+# ---- softmax ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("penalty", [0.001, 0.3])
-@pytest.mark.parametrize("dtype, bound", [(torch.float32, 2e-4), (torch.float64, 1e-8)])
-def test_ridge_is_that_of_scikit_learn(penalty, dtype, bound):
-    vectors, targets = parallel(60)
-    others = parallel(25, seed=1)[0]
-    span = Span.of(vectors.to(dtype))
-    found = fit(span.coordinates, targets, CLASSES, HeadConfig(), penalty, seed=0)
-    reference = Ridge(alpha=penalty, solver="cholesky").fit(vectors.double().numpy(), np.eye(CLASSES)[targets.numpy()])
-    expected = torch.from_numpy(reference.predict(others.double().numpy()))
-    scores = found.logits(span.project(others.to(dtype)))
-    torch.testing.assert_close(scores.double(), expected, rtol=0, atol=bound)
-    direct = others.double() @ span.weights(found.weight).double().T + found.bias.double()
-    torch.testing.assert_close(direct, expected, rtol=0, atol=bound)
-
-
-def test_softmax_regression_is_gradient_descent_with_momentum_in_the_space_of_the_vectors():
+def test_softmax_regression_is_gradient_descent_with_momentum():
     head = HeadConfig("softmax", epochs=3, batch_size=8, learning_rate=0.02, scale=5.0)
-    vectors, targets = parallel(30, 80)
-    others, other_targets = parallel(10, 80, seed=1)
-    span = Span.of(vectors)
-    found = fit(span.coordinates, targets, CLASSES, head, 0.01, 3, (span.project(others), other_targets))
+    vectors, targets = parallel_vectors(30, 80)
+    (found,) = softmax(vectors.double(), targets, head, [0.01])
 
-    mean = vectors.double().mean(0)
-    inputs = 5.0 * (vectors.double() - mean)
-    weight = torch.zeros(80, CLASSES, dtype=torch.float64, requires_grad=True)
-    bias = torch.zeros(CLASSES, dtype=torch.float64, requires_grad=True)
+    inputs = 5.0 * (vectors.double() - vectors.double().mean(0))
+    weight = torch.zeros(80, GROUPS, dtype=torch.float64, requires_grad=True)
+    bias = torch.zeros(GROUPS, dtype=torch.float64, requires_grad=True)
     speeds = [torch.zeros_like(weight), torch.zeros_like(bias)]
-    order, step, steps, losses, validated = torch.Generator().manual_seed(3), 0, 3 * 4, [], []
+    order, step, steps, losses = torch.Generator().manual_seed(3), 0, 3 * 4, []
     for _ in range(3):
         total = 0.0
         for part in torch.randperm(30, generator=order).split(8):
@@ -119,33 +87,68 @@ def test_softmax_regression_is_gradient_descent_with_momentum_in_the_space_of_th
             step += 1
             total += loss.item() * len(part)
         losses.append(total / 30)
-        scores = (5.0 * (others.double() - mean) @ weight + bias).detach()
-        validated.append(float(torch.nn.functional.cross_entropy(scores, other_targets)))
-    whole = 5.0 * weight.detach()
-    torch.testing.assert_close(span.weights(found.weight).double(), whole.T, rtol=1e-3, atol=1e-4)
-    torch.testing.assert_close(found.bias.double(), bias.detach() - mean @ whole, rtol=1e-3, atol=1e-4)
-    assert found.train_loss == pytest.approx(losses, rel=1e-4)
-    assert found.validation_loss == pytest.approx(validated, rel=1e-4)
+    torch.testing.assert_close(found.weight, 5.0 * weight.detach())
+    torch.testing.assert_close(found.bias, bias.detach())
+    assert found.train_loss == pytest.approx(losses)
 
 
-@pytest.mark.parametrize("kind", ["ridge", "softmax"])
-def test_validation_does_not_change_the_classifier(kind):
-    head = HeadConfig(kind, epochs=2)
-    vectors, targets = parallel(20, 30)
-    alone = fit(vectors, targets, CLASSES, head, 0.01, 0)
-    validated = fit(vectors, targets, CLASSES, head, 0.01, 0, parallel(8, 30, seed=2))
-    assert torch.equal(alone.weight, validated.weight)
-    assert torch.equal(alone.bias, validated.bias)
-    assert len(validated.validation_value) == (1 if kind == "ridge" else 2)
+def test_training_on_dot_products_is_training_on_vectors():
+    head = HeadConfig("softmax", epochs=4, batch_size=7, learning_rate=0.05, scale=3.0)
+    vectors, targets = parallel_vectors(30, 80)
+    centred = (vectors - vectors.mean(0)).double()
+    penalties = [0.0, 0.01]
+    direct = softmax(centred, targets, head, penalties)
+    found = train_softmax(GramRows(centred @ centred.T, 3.0), targets, GROUPS, head, penalties, 3)
+    for one, other in zip(found, direct, strict=True):
+        torch.testing.assert_close(centred.T @ one.weight, other.weight)
+        torch.testing.assert_close(one.bias, other.bias)
+        assert one.train_loss == pytest.approx(other.train_loss)
+    assert not torch.equal(found[0].weight, found[1].weight)
 
 
-@pytest.mark.parametrize("kind", ["ridge", "softmax"])
-def test_zero_vectors_give_the_most_frequent_class(kind):
-    span = Span.of(torch.zeros(6, 10))
+def test_validation_does_not_change_the_classifier():
+    head = HeadConfig("softmax", epochs=2)
+    vectors, targets = parallel_vectors(20, 30)
+    seen = []
+
+    def validate(fits):
+        seen.append([one.weight.clone() for one in fits])
+        return [Score(50.0, 1.0) for _ in fits]
+
+    alone, validated = softmax(vectors, targets, head, [0.1]), softmax(vectors, targets, head, [0.1], validate=validate)
+    assert torch.equal(alone[0].weight, validated[0].weight)
+    assert validated[0].validation_value == [50.0, 50.0]
+    assert torch.equal(seen[-1][0], validated[0].weight)  # without the factor of the rows
+
+
+def test_a_stopped_training_is_resumed_from_its_last_epoch(tmp_path):
+    head = HeadConfig("softmax", epochs=4)
+    vectors, targets = parallel_vectors(40, 30)
+    whole = softmax(vectors, targets, head, [0.0, 0.1])
+    epochs = []
+
+    def stop(what, done, total, remark=""):
+        epochs.append(done)
+        if epochs == [1, 2]:
+            raise KeyboardInterrupt
+
+    options = {"checkpoint": tmp_path / "state.pt", "watch": stop}
+    with pytest.raises(KeyboardInterrupt):
+        softmax(vectors, targets, head, [0.0, 0.1], **options)
+    resumed = softmax(vectors, targets, head, [0.0, 0.1], **options)
+    assert epochs == [1, 2, 3, 4]
+    for one, other in zip(resumed, whole, strict=True):
+        assert torch.equal(one.weight, other.weight)
+        assert one.train_loss == other.train_loss
+
+
+def test_zero_vectors_give_the_most_frequent_class():
     targets = torch.tensor([0, 0, 0, 0, 1, 2])
-    found = fit(span.coordinates, targets, 3, HeadConfig(kind, epochs=2), 0.1, 0)
-    assert found.logits(span.project(torch.rand(2, 10))).argmax(1).tolist() == [0, 0]
-    assert span.weights(found.weight).shape == (3, 10)
+    (found,) = softmax(torch.zeros(6, 10), targets, HeadConfig("softmax", epochs=2), [0.1])
+    assert found.logits(torch.zeros(2, 10)).argmax(1).tolist() == [0, 0]
+
+
+# ---- scores ----------------------------------------------------------------------------------------------------------
 
 
 def test_the_epoch_of_convergence():

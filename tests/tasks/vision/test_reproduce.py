@@ -169,9 +169,9 @@ def test_two_data_sets_of_one_name_are_refused(textures, tmp_path, capsys):
 
 def test_both_classifiers_share_the_pooled_images(textures, thread_cache, monkeypatch):
     calls = []
-    original = frozen.descriptors
-    monkeypatch.setattr(frozen, "descriptors", lambda *given: (calls.append(1), original(*given))[1])
+    original = frozen.Vectors
+    monkeypatch.setattr(frozen, "Vectors", lambda *given, **named: (calls.append(1), original(*given, **named))[1])
     config = ReproduceOptions(data=[str(textures)], quick=True, download=False, workers=0).read_config(str(textures))
     features = TASK.load(config)
     run_chain(TASK, config, features, 0, tuple(HEADS.values()))
-    assert len(calls) == 4  # train and validation, for the selection and again for the model
+    assert len(calls) == 1  # for the selection by both classifiers and for the models

@@ -257,11 +257,11 @@ def test_a_stopped_grid_is_resumed(textures, tmp_path, monkeypatch, capsys):
     assert train(tmp_path / "whole", *words) == 0
     tried, validate = [], frozen.validate
 
-    def stop(config, point, features, protocols):
+    def stop(config, point, *rest):
         tried.append(point)
         if len(tried) == 3:
             raise KeyboardInterrupt
-        return validate(config, point, features, protocols)
+        return validate(config, point, *rest)
 
     monkeypatch.setattr(frozen, "validate", stop)
     assert train(tmp_path / "parts", *words) == 130

@@ -85,6 +85,8 @@ class HeadConfig:
         learning_rate: of softmax regression: gradient descent with momentum 0.9; it falls to 0 as a cosine
         softmax_penalty: of softmax regression: weight decay; the best on validation is used
         scale: of softmax regression: factor of the centred vectors; the larger, the sharper the softmax
+        memory: GB for vectors and matrices of the training; images are pooled again where their vectors do not fit.
+            null: half of the memory of the machine
     """
 
     kind: Head = "ridge"
@@ -94,8 +96,11 @@ class HeadConfig:
     learning_rate: float = 0.01
     softmax_penalty: list[float] = field(default_factory=lambda: [0.0001, 0.001, 0.01])
     scale: float = 30.0
+    memory: float | None = None
 
     def __post_init__(self) -> None:
+        if self.memory is not None:
+            require_above(0, "head", memory=self.memory)
         require_at_least(1, "head", epochs=self.epochs, batch_size=self.batch_size)
         require_above(0, "head", learning_rate=self.learning_rate, scale=self.scale)
         for name, require in (("ridge_penalty", require_above), ("softmax_penalty", require_at_least)):

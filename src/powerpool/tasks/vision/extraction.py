@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib import metadata
 from pathlib import Path
@@ -37,6 +37,14 @@ FLUSH_EVERY = 64
 """Images between two flushes of a store."""
 
 
+@dataclass(eq=False)
+class Latest:
+    """What was computed last from the features, for the case that the same is needed next."""
+
+    key: object = None
+    value: object = None
+
+
 @dataclass(frozen=True, eq=False)
 class Features:
     """The stored feature maps of a data set, on which methods are trained and tested."""
@@ -48,6 +56,7 @@ class Features:
     names: dict[str, tuple[str, ...]]
     targets: dict[str, Tensor]
     stores: dict[str, FeatureStore]
+    latest: Latest = field(default_factory=Latest, init=False, repr=False)
 
     @property
     def channels(self) -> int:

@@ -1,32 +1,36 @@
 """Training on stored features: every grid point on validation, then once more on training and validation images.
 
 A grid point is trained on the training images and scored on the validation images, for every penalty. The best point
-and penalty are trained again on both together. No choice depends on the test images.
+and penalty are trained again on both together. No choice depends on the test images. How much memory this needs is
+decided in :mod:`powerpool.tasks.vision.plan`.
 """
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from powerpool.errors import ArgumentError
 from powerpool.integrations.backbones import load_backbone
 from powerpool.runs.record import Score, Spectrum, Trial
+from powerpool.tasks.base import Watch, ignore_progress
 from powerpool.tasks.pooling import mean_spectrum, spread_out
 from powerpool.tasks.vision.config import PROTOCOLS, PoolConfig, VisionConfig, grid_values
 from powerpool.tasks.vision.extraction import Features
 from powerpool.tasks.vision.inference import TrainedModel
-from powerpool.tasks.vision.linear import LinearFit, Span, fit, score, temperature
+from powerpool.tasks.vision.linear import score, temperature
 from powerpool.tasks.vision.model import ImageClassifier, SetPool
+from powerpool.tasks.vision.plan import Plan, Shape, make_plan
+from powerpool.tasks.vision.systems import Samples, System
+from powerpool.tasks.vision.vectors import POOL_BATCH, Vectors
 
-POOL_BATCH = 8
-"""Images that are pooled at once."""
+TRAINED = ("train", "validation")
+"""The splits that the final classifier is trained on."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,8 @@ class HeadFit:
     curves: dict[str, tuple[float | None, ...]]
     seconds: float
     converged: int | None = None
+    solver: str | None = None
+    """How it was computed, see :class:`powerpool.tasks.vision.plan.Plan`."""
 
 
 @dataclass(frozen=True)
@@ -89,55 +95,79 @@ def make_pool(config: VisionConfig, pool: PoolConfig, channels: int) -> SetPool:
     return SetPool(pool, channels, backbone.head, backbone.head_channels).eval()
 
 
-def require_memory(pool: SetPool, count: int) -> None:
-    """Refuse what does not fit: the vectors of all training images at once, a copy, and their dot products."""
-    products = 3 * 8 * min(count, pool.out_features) ** 2
-    needed = 2 * 4 * count * pool.out_features + products
-    available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if needed > available:
-        raise ArgumentError(
-            f"{pool.config.method} needs {needed / 1e9:.0f} GB for vectors of {pool.out_features:,} numbers of {count} "
-            f"images, and this machine has {available / 1e9:.0f} GB. Use a backbone with fewer channels than "
-            f"{pool.channels}, or mode end-to-end with pool.reduce_to."
-        )
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """The pool of a grid point, and the systems that its classifiers are computed from, by protocol."""
+
+    pool: SetPool
+    plans: dict[str, Plan]
+    systems: dict[str, System]
+    seconds: float
 
 
-def descriptors(pool: SetPool, maps: Tensor) -> Tensor:  # shape: (n, K, C, h, w) -> (n, D)
-    """Pool stored maps, a few images at a time, so that little memory is needed beside the vectors."""
-    found = torch.empty(len(maps), pool.out_features)
-    with torch.inference_mode():
-        for start in range(0, len(maps), POOL_BATCH):
-            part = slice(start, start + POOL_BATCH)
-            found[part] = pool(maps[part].float())
-    return found
-
-
-def validate(config: VisionConfig, point: int, features: Features, protocols: Sequence[str]) -> FrozenFit:
-    """Train and validate a grid point for the classifier of each protocol; images are pooled once."""
+def prepare(
+    config: VisionConfig, pool: PoolConfig, features: Features, protocols: Sequence[str], watch: Watch
+) -> Prepared:
+    """Pool images and multiply their vectors, unless this was done last for the same grid point."""
+    key, latest = (pool, tuple(protocols)), features.latest
+    if latest.key == key and isinstance(latest.value, Prepared):
+        return replace(latest.value, seconds=0.0)
+    latest.key = latest.value = None  # its memory is needed now
     start = time.perf_counter()
-    pool = list(config.points())[point]
     module = make_pool(config, pool, features.channels)
-    require_memory(module, sum(len(features.targets[split]) for split in ("train", "validation")))
-    span = Span.of(descriptors(module, features.maps("train")))
-    others = span.project(descriptors(module, features.maps("validation")))
-    seconds = time.perf_counter() - start
+    targets = features.labels("train"), features.labels("validation")
+    shape = Shape(sum(map(len, targets)), module.out_features, len(features.classes))
+    plans = {protocol: make_plan(with_protocol(config, protocol).head, shape) for protocol in protocols}
+    is_kept, block = all(plan.keep for plan in plans.values()), min(plan.block for plan in plans.values())
+    maps = [features.maps(split) for split in TRAINED]
+    vectors = Vectors(module, maps, keep=is_kept, watch=watch)
+    samples = Samples(vectors, targets, len(features.classes), block, watch)
+    built: dict[str, System] = {}
+    for plan in plans.values():
+        if plan.solver not in built:
+            built[plan.solver] = plan.build(samples)
+    systems = {protocol: built[plan.solver] for protocol, plan in plans.items()}
+    latest.key, latest.value = key, Prepared(module, plans, systems, time.perf_counter() - start)
+    return latest.value
+
+
+def validate(
+    config: VisionConfig,
+    point: int,
+    features: Features,
+    protocols: Sequence[str],
+    checkpoint: Path | None = None,
+    watch: Watch = ignore_progress,
+) -> FrozenFit:
+    """Train and validate a grid point for the classifier of each protocol; images are pooled once."""
+    pool = list(config.points())[point]
+    prepared = prepare(config, pool, features, protocols, watch)
     heads = {}
     for protocol in protocols:
-        own = with_protocol(config, protocol)
-        heads[protocol] = _validate_head(own, pool, span.coordinates, others, features, seconds)
+        own, plan = with_protocol(config, protocol), prepared.plans[protocol]
+        if not point:
+            watch("grid points", point, len(list(config.points())), f"{pool.method}, {own.head.kind}: {plan.text}.")
+        file = _state_file(checkpoint, protocol)
+        heads[protocol] = _validate_head(own, pool, prepared, protocol, file)
+        if file is not None:
+            file.unlink(missing_ok=True)
     return FrozenFit(point, heads)
 
 
+def _state_file(checkpoint: Path | None, protocol: str) -> Path | None:
+    return None if checkpoint is None else checkpoint.with_name(f"{checkpoint.name}-{protocol}.pt")
+
+
 def _validate_head(
-    config: VisionConfig, pool: PoolConfig, train: Tensor, others: Tensor, features: Features, seconds: float
+    config: VisionConfig, pool: PoolConfig, prepared: Prepared, protocol: str, checkpoint: Path | None
 ) -> HeadFit:
-    start = time.perf_counter()
-    targets, validation = features.labels("train"), (others, features.labels("validation"))
-    penalties = config.head.penalties
-    fits = fit(train, targets, len(features.classes), config.head, penalties, config.seed, validation)
-    tried = [
-        (one, penalty, *_score_head(config, one, *validation)) for one, penalty in zip(fits, penalties, strict=True)
-    ]
+    start, system, head = time.perf_counter(), prepared.systems[protocol], config.head
+    fits = system.fit(1, head, head.penalties, config.seed, checkpoint)
+    targets, tried = system.samples.targets[1], []
+    for one, penalty, scores in zip(fits, head.penalties, system.scores(fits), strict=True):
+        # The scores of ridge regression have no temperature of their own.
+        sharpness = temperature(scores, targets) if head.kind == "ridge" else 1.0
+        tried.append((one, penalty, score(sharpness * scores, targets), sharpness))
     best, penalty, found, sharpness = min(tried, key=lambda entry: rank(entry[2]))
     return HeadFit(
         score=found,
@@ -145,16 +175,10 @@ def _validate_head(
         temperature=sharpness,
         trials=tuple(Trial({**grid_values(pool), "penalty": value}, own.value, own.loss) for _, value, own, _ in tried),
         curves=best.curves,
-        seconds=seconds + time.perf_counter() - start,
+        seconds=prepared.seconds + time.perf_counter() - start,
         converged=best.converged,
+        solver=prepared.plans[protocol].text,
     )
-
-
-def _score_head(config: VisionConfig, found: LinearFit, vectors: Tensor, targets: Tensor) -> tuple[Score, float]:
-    """Return the validation score of a classifier, and the temperature of its scores."""
-    scores = found.logits(vectors)
-    sharpness = temperature(scores, targets) if config.head.kind == "ridge" else 1.0
-    return score(sharpness * scores, targets), sharpness
 
 
 def rank(found: Score) -> tuple[float, float]:
@@ -168,37 +192,43 @@ def select(fits: Sequence[FrozenFit], protocol: str) -> FrozenFit:
 
 
 def train_again(
-    config: VisionConfig, fits: Sequence[FrozenFit], features: Features, protocols: Sequence[str]
+    config: VisionConfig,
+    fits: Sequence[FrozenFit],
+    features: Features,
+    protocols: Sequence[str],
+    checkpoint: Path | None = None,
+    watch: Watch = ignore_progress,
 ) -> dict[str, FrozenModel]:
     """Train the selected point of each protocol on training and validation images together."""
-    pooled: dict[int, tuple[SetPool, Span, float]] = {}
-    points, splits, models = list(config.points()), ("train", "validation"), {}
-    for protocol in protocols:
-        own, best = with_protocol(config, protocol), select(fits, protocol)
-        if best.point not in pooled:
-            start = time.perf_counter()
-            module = make_pool(config, points[best.point], features.channels)
-            vectors = torch.cat([descriptors(module, features.maps(split)) for split in splits])
-            pooled[best.point] = module, Span.of(vectors), time.perf_counter() - start
-        module, span, seconds = pooled[best.point]  # each classifier alone would need these seconds
-        start, head = time.perf_counter(), best.heads[protocol]
-        targets = features.labels(*splits)
-        (found,) = fit(span.coordinates, targets, len(features.classes), own.head, [head.penalty], config.seed)
-        weight, bias = head.temperature * span.weights(found.weight), head.temperature * found.bias
-        seconds += time.perf_counter() - start
-        models[protocol] = FrozenModel(own, features.classes, module, weight, bias, head, seconds)
-    return models
+    points, models = list(config.points()), {}
+    chosen = {protocol: select(fits, protocol) for protocol in protocols}
+    # The grid point that was prepared last comes first, and those of several protocols are prepared once.
+    for point in sorted({fit.point for fit in chosen.values()}, reverse=True):
+        prepared = prepare(config, points[point], features, protocols, watch)
+        for protocol in (protocol for protocol in protocols if chosen[protocol].point == point):
+            start, head, own = time.perf_counter(), chosen[protocol].heads[protocol], with_protocol(config, protocol)
+            system, file = prepared.systems[protocol], _state_file(checkpoint, protocol)
+            (found,) = system.fit(2, own.head, [head.penalty], config.seed, file)
+            weight, bias = (head.temperature * part for part in system.weights(found))
+            seconds = prepared.seconds + time.perf_counter() - start
+            models[protocol] = FrozenModel(own, features.classes, prepared.pool, weight, bias, head, seconds)
+    features.latest.key = features.latest.value = None  # nothing needs the vectors any more
+    return {protocol: models[protocol] for protocol in protocols}
 
 
-def stored_logits(models: Mapping[str, FrozenModel], maps: Tensor) -> dict[str, Tensor]:  # shapes: (n, classes)
+def stored_logits(
+    models: Mapping[str, FrozenModel], maps: Tensor, watch: Watch = ignore_progress
+) -> dict[str, Tensor]:  # shapes: (n, classes)
     """Return the logits of stored maps, a few images at a time; models that share a pool share its vectors."""
     found: dict[str, list[Tensor]] = {protocol: [] for protocol in models}
     pools = {model.pool for model in models.values()}
     with torch.inference_mode():
-        for part in maps.split(POOL_BATCH):
-            vectors = {pool: pool(part.float()) for pool in pools}
+        for start in range(0, len(maps), POOL_BATCH):
+            part = maps[start : start + POOL_BATCH].float()
+            vectors = {pool: pool(part) for pool in pools}
             for protocol, model in models.items():
                 found[protocol].append(torch.addmm(model.bias, vectors[model.pool], model.weight.T))
+            watch("test images", start + len(part), len(maps))
     return {protocol: torch.cat(parts) for protocol, parts in found.items()}
 
 

@@ -1,88 +1,32 @@
-"""Linear classifiers of pooled vectors: ridge regression and softmax regression.
+"""Linear classifiers: the solution of ridge regression, the training of softmax regression, and their scores.
 
-The weights of ridge regression are linear combinations of training vectors, and so are those of softmax regression that
-starts from 0 and is trained by gradient descent with momentum and weight decay. Training therefore runs in coordinates
-of the space that the n vectors span: at most n numbers per image instead of D = C'(C'+1)/2, with the same dot products,
-hence the same classifier up to round-off. Vectors are centred: the mean of the training vectors is moved into the bias.
+The weights of both are linear combinations of training vectors. Where vectors are longer than there are images, a
+classifier has one coefficient for each image instead of one for each of D = C'(C'+1)/2 numbers, and needs only the dot
+products of the images: the result is the same up to round-off. See :mod:`powerpool.tasks.vision.systems`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from powerpool.runs.checkpoint import load_state, save_state
 from powerpool.runs.record import Score
-from powerpool.tasks.base import round_curve
+from powerpool.tasks.base import Watch, ignore_progress, round_curve
 from powerpool.tasks.vision.config import HeadConfig
 
 MOMENTUM = 0.9
 CONVERGED = 0.5
 """A training has converged at the first epoch whose validation accuracy is this near to the best, in points."""
-BLOCK = 4096
-"""Columns of vectors that are multiplied at once in float64: a copy of all would be twice as large as the vectors."""
 SCALES = tuple(2 ** (step / 4) for step in range(-8, 41))
 """Temperatures to choose from: 1/4 to 1024."""
-
-
-@dataclass(frozen=True)
-class Span:
-    r"""Coordinates in the space that vectors :math:`V` (n, D) span, in which dot products are the same.
-
-    .. math:: V V^T = U S U^T, \qquad B = V^T U S^{-1/2} \in \mathbb{R}^{D \times r}, \qquad x \mapsto x B
-
-    Directions whose share of S is round-off are left out. Products are summed in float64: vectors of images are nearly
-    parallel, and in float32 their differences would be of the size of the round-off. Where D is at most n, vectors are
-    their own coordinates.
-
-    Example:
-        >>> import torch
-        >>> vectors = torch.rand(5, 100, dtype=torch.float64)
-        >>> span = Span.of(vectors)
-        >>> torch.allclose(span.coordinates @ span.coordinates.T, vectors @ vectors.T)
-        True
-    """
-
-    vectors: Tensor
-    mixing: Tensor | None
-    """U S^(-1/2), (n, r), in float64; None where vectors are their own coordinates."""
-    coordinates: Tensor
-    """Coordinates of the vectors themselves: U S^(1/2), (n, r)."""
-
-    @classmethod
-    def of(cls, vectors: Tensor) -> Span:  # shape: (n, D)
-        """Compute the span of the rows."""
-        if vectors.shape[1] <= len(vectors):
-            return cls(vectors, None, vectors)
-        values, U = torch.linalg.eigh(_products(vectors, vectors))
-        kept = values > values[-1].clamp_min(0) * len(values) * torch.finfo(values.dtype).eps
-        root, U = values[kept].sqrt(), U[:, kept]
-        return cls(vectors, U / root, (U * root).to(vectors.dtype))
-
-    def project(self, others: Tensor) -> Tensor:  # shape: (m, D) -> (m, r)
-        """Return the coordinates of the projections of other vectors onto the span."""
-        if self.mixing is None:
-            return others
-        return (_products(others, self.vectors) @ self.mixing).to(others.dtype)
-
-    def weights(self, weights: Tensor) -> Tensor:  # shape: (r, classes) -> (classes, D)
-        """Convert weights for coordinates into weights for vectors."""
-        if self.mixing is None:
-            return weights.T
-        shares = (self.mixing @ weights.double()).T  # (classes, n)
-        parts = [shares @ part.double() for part in self.vectors.split(BLOCK, 1)]
-        return torch.cat(parts, 1).to(weights.dtype)
-
-
-def _products(ones: Tensor, others: Tensor) -> Tensor:  # shape: (n, D), (m, D) -> (n, m)
-    """Return all dot products, in float64."""
-    found = torch.zeros(len(ones), len(others), dtype=torch.float64)
-    for one, other in zip(ones.split(BLOCK, 1), others.split(BLOCK, 1), strict=True):
-        found.addmm_(one.double(), other.double().T)
-    return found
 
 
 @dataclass
@@ -90,7 +34,7 @@ class LinearFit:
     """A linear classifier, and the curves of its training."""
 
     weight: Tensor
-    """(r, classes), for coordinates that are not centred."""
+    """(r, classes), for rows that are not centred: vectors, or dot products with the training images."""
     bias: Tensor
     train_loss: list[float] = field(default_factory=list)
     validation_loss: list[float] = field(default_factory=list)
@@ -108,13 +52,12 @@ class LinearFit:
         names = ("train_loss", "validation_loss", "validation_value") if self.train_loss else ()
         return {name: round_curve(getattr(self, name)) for name in names if getattr(self, name)}
 
-    def logits(self, vectors: Tensor) -> Tensor:  # shape: (m, r) -> (m, classes)
-        """Return the logits of coordinates."""
-        return torch.addmm(self.bias, vectors, self.weight)
+    def logits(self, rows: Tensor) -> Tensor:  # shape: (m, r) -> (m, classes)
+        """Return the logits of rows."""
+        return torch.addmm(self.bias, rows.to(self.weight.dtype), self.weight)
 
-    def note_validation(self, scores: Tensor, targets: Tensor) -> None:
+    def note_validation(self, found: Score) -> None:
         """Append loss and accuracy to the curves."""
-        found = score(scores, targets)
         self.validation_loss.append(found.loss)
         self.validation_value.append(found.value)
 
@@ -129,95 +72,204 @@ def first_near_best(values: Sequence[float]) -> int | None:
     return next((number for number, value in enumerate(values, 1) if value >= max(values) - CONVERGED), None)
 
 
-def fit(
-    vectors: Tensor,  # shape: (n, r)
+def solve_ridge(
+    make_matrix: Callable[[], Tensor], right: Tensor, penalties: Sequence[float], watch: Watch = ignore_progress
+) -> list[Tensor]:  # shape: () -> (s, s), (s, classes)
+    r"""Return :math:`(M + p I)^{-1} R` for each penalty p, in float64.
+
+    An eigendecomposition would serve all penalties, but takes as long as 20 Cholesky factorizations (5.9 and 0.25 s at
+    s = 2000). The factor overwrites M.
+
+    Args:
+        make_matrix: returns the positive semi-definite M, which is overwritten.
+        right: R.
+        penalties: on the squared norm of the weights, above 0.
+        watch: called with the number of penalties.
+    """
+    found: list[Tensor] = []
+    for penalty in penalties:
+        matrix, failed = make_matrix(), torch.empty((), dtype=torch.int32)
+        matrix.diagonal().add_(penalty)
+        torch.linalg.cholesky_ex(matrix, out=(matrix, failed))
+        if failed:  # the penalty is below the round-off of a singular M
+            found.append(_solve_by_eigenvalues(make_matrix(), right, penalty))
+        else:
+            found.append(torch.cholesky_solve(right, matrix))
+        watch("penalties of the classifier", len(found), len(penalties))
+    return found
+
+
+def _solve_by_eigenvalues(matrix: Tensor, right: Tensor, penalty: float) -> Tensor:
+    """Solve in the range of the matrix only: the right side has nothing but round-off outside of it."""
+    values, U = torch.linalg.eigh(matrix)
+    is_zero = values <= values[-1].clamp_min(0) * len(values) * torch.finfo(values.dtype).eps
+    inverse = torch.where(is_zero, 0.0, 1 / (values.clamp_min(0) + penalty))
+    return U @ (inverse[:, None] * (U.T @ right))
+
+
+def centred_targets(targets: Tensor, classes: int) -> tuple[Tensor, Tensor]:  # shape: (n,) -> (n, classes), (classes,)
+    """Return one-hot rows minus their mean, and the mean, in float64."""
+    one_hot = nn.functional.one_hot(targets, classes).double()
+    share = one_hot.mean(0)
+    return one_hot.sub_(share), share
+
+
+# ---- softmax regression ----------------------------------------------------------------------------------------------
+
+
+class Rows(ABC):
+    """What softmax regression is trained on: rows whose products with the weights are the logits, up to the bias."""
+
+    count: int
+    """Number of images."""
+    width: int
+    """Length of a row."""
+    factor: float
+    """Of the rows; the weights of rows without it are multiplied by it."""
+    dtype: torch.dtype
+
+    @abstractmethod
+    def take(self, part: Tensor) -> Tensor:  # shape: (b,) -> (b, width)
+        """Return the centred rows of some images, multiplied by the factor."""
+
+    @abstractmethod
+    def gradient(self, part: Tensor, rows: Tensor, slopes: Tensor) -> Tensor:  # shape: -> (width, classes)
+        """Return the gradient of the weights, from that of the logits of a batch."""
+
+
+class VectorRows(Rows):
+    """Centred vectors themselves."""
+
+    def __init__(
+        self, take: Callable[[Tensor], Tensor], count: int, mean: Tensor, scale: float
+    ) -> None:  # shape: (b,) -> (b, D), _, (D,)
+        self.count, self.width, self.factor, self.dtype = count, len(mean), scale, mean.dtype
+        self._take, self._mean = take, mean
+
+    def take(self, part: Tensor) -> Tensor:
+        return (self._take(part) - self._mean).mul_(self.factor)
+
+    def gradient(self, part: Tensor, rows: Tensor, slopes: Tensor) -> Tensor:
+        return rows.T @ slopes
+
+
+class GramRows(Rows):
+    """Dot products of centred vectors with all training vectors, whose combinations the weights are.
+
+    A step changes the coefficients of the images of its batch only, apart from momentum and weight decay.
+    """
+
+    def __init__(self, gram: Tensor, scale: float) -> None:  # shape: (n, n)
+        self.count, self.width, self.factor, self.dtype = len(gram), len(gram), scale**2, gram.dtype
+        self._gram = gram
+
+    def take(self, part: Tensor) -> Tensor:
+        return self._gram[part].mul_(self.factor)
+
+    def gradient(self, part: Tensor, rows: Tensor, slopes: Tensor) -> Tensor:
+        return torch.zeros(self.width, slopes.shape[1], dtype=slopes.dtype).index_add_(0, part, slopes)
+
+
+@dataclass
+class Descent:
+    """A classifier while it is trained: gradient descent with momentum and weight decay."""
+
+    fit: LinearFit
+    speed: Tensor
+    bias_speed: Tensor
+    penalty: float
+
+    @classmethod
+    def start(cls, rows: Rows, classes: int, penalty: float) -> Descent:
+        """Start from zeros."""
+        weight, bias = torch.zeros(rows.width, classes, dtype=rows.dtype), torch.zeros(classes, dtype=rows.dtype)
+        return cls(LinearFit(weight, bias), torch.zeros_like(weight), torch.zeros_like(bias), penalty)
+
+    def step(self, rows: Rows, part: Tensor, batch: Tensor, targets: Tensor, rate: float) -> float:
+        """Take a step on a batch, and return its mean loss."""
+        scores = self.fit.logits(batch)
+        slopes = scores.softmax(1)
+        slopes[torch.arange(len(part)), targets] -= 1
+        slopes /= len(part)
+        change = rows.gradient(part, batch, slopes).add_(self.fit.weight, alpha=self.penalty)
+        self.speed.mul_(MOMENTUM).add_(change)
+        self.bias_speed.mul_(MOMENTUM).add_(slopes.sum(0))
+        self.fit.weight.sub_(self.speed, alpha=rate)
+        self.fit.bias.sub_(self.bias_speed, alpha=rate)
+        return float(nn.functional.cross_entropy(scores, targets))
+
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint holds."""
+        return {**vars(self.fit), "speed": self.speed, "bias_speed": self.bias_speed}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Continue from a checkpoint."""
+        self.speed, self.bias_speed = state["speed"], state["bias_speed"]
+        self.fit = LinearFit(**{name: state[name] for name in vars(self.fit)})
+
+
+def train_softmax(
+    rows: Rows,
     targets: Tensor,  # shape: (n,)
     classes: int,
     head: HeadConfig,
     penalties: Sequence[float],
     seed: int,
-    validation: tuple[Tensor, Tensor] | None = None,
+    *,
+    validate: Callable[[Sequence[LinearFit]], Sequence[Score]] | None = None,
+    checkpoint: Path | None = None,
+    watch: Watch = ignore_progress,
 ) -> list[LinearFit]:
-    """Train a classifier for each penalty.
+    """Train softmax regression by gradient descent with momentum; the learning rate falls to 0 as a cosine.
+
+    The classifiers of all penalties see the same batches, so that rows are read once. Their weights are for centred
+    rows without the factor.
 
     Args:
-        vectors: coordinates of the training images.
+        rows: the training images.
         targets: their classes.
         classes: number of classes.
-        head: the kind of classifier and its settings.
-        penalties: on the weights, not on the bias.
+        head: epochs, batch size, learning rate.
+        penalties: weight decay of the weights, not of the bias.
         seed: of the order of the images.
-        validation: coordinates and classes of other images, for the curves only.
+        validate: returns validation scores for the curves, after every epoch.
+        checkpoint: file that the state is saved to after every epoch, and resumed from.
+        watch: called with the number of epochs.
     """
-    mean = vectors.mean(0)
-    centred = vectors - mean
-    if head.kind == "ridge":
-        found = _fit_ridge(centred, targets, classes, penalties)
-    else:
-        moved = None if validation is None else (validation[0] - mean, validation[1])
-        found = [_fit_softmax(centred, targets, classes, head, penalty, seed, moved) for penalty in penalties]
-    for one in found:
-        one.bias = one.bias - mean @ one.weight
-        if head.kind == "ridge" and validation is not None:
-            one.note_validation(one.logits(validation[0]), validation[1])
-    return found
+    order = torch.Generator().manual_seed(seed)
+    trained, first = [Descent.start(rows, classes, penalty) for penalty in penalties], 0
+    if checkpoint is not None and checkpoint.exists():
+        stored = load_state(checkpoint)
+        first = stored["epoch"]
+        order.set_state(stored["order"])
+        for one, state in zip(trained, stored["trained"], strict=True):
+            one.restore(state)
+    batches = math.ceil(rows.count / head.batch_size)
+    for epoch in range(first, head.epochs):
+        totals = [0.0] * len(trained)
+        for number, part in enumerate(torch.randperm(rows.count, generator=order).split(head.batch_size)):
+            done = (epoch * batches + number) / (head.epochs * batches)
+            rate = head.learning_rate * (1 + math.cos(math.pi * done)) / 2
+            batch = rows.take(part)
+            for place, one in enumerate(trained):
+                totals[place] += one.step(rows, part, batch, targets[part], rate) * len(part)
+        scores = None if validate is None else validate([_without_factor(one.fit, rows) for one in trained])
+        for place, one in enumerate(trained):
+            one.fit.train_loss.append(totals[place] / rows.count)
+            if scores is not None:
+                one.fit.note_validation(scores[place])
+        if checkpoint is not None:
+            state = {"epoch": epoch + 1, "order": order.get_state(), "trained": [one.state() for one in trained]}
+            save_state(checkpoint, state)
+        watch("epochs of the classifier", epoch + 1, head.epochs)
+    return [_without_factor(one.fit, rows) for one in trained]
 
 
-def _fit_ridge(vectors: Tensor, targets: Tensor, classes: int, penalties: Sequence[float]) -> list[LinearFit]:
-    r"""Regression to centred one-hot columns Y, for all penalties from one eigendecomposition of the smaller matrix.
-
-    .. math:: W = (X^T X + p I)^{-1} X^T Y = X^T (X X^T + p I)^{-1} Y
-
-    Not scikit-learn's Ridge, which solves once per penalty.
-    """
-    rows = vectors.double()
-    one_hot = nn.functional.one_hot(targets, classes).double()
-    share = one_hot.mean(0)
-    is_wide = len(rows) < rows.shape[1]
-    right = (one_hot - share) if is_wide else rows.T @ (one_hot - share)
-    values, U = torch.linalg.eigh(rows @ rows.T if is_wide else rows.T @ rows)
-    found = []
-    for penalty in penalties:
-        solved = U @ ((U.T @ right) / (values.clamp_min(0) + penalty)[:, None])
-        weight = rows.T @ solved if is_wide else solved
-        found.append(LinearFit(weight.to(vectors.dtype), share.to(vectors.dtype)))
-    return found
+def _without_factor(fit: LinearFit, rows: Rows) -> LinearFit:
+    return replace(fit, weight=rows.factor * fit.weight)
 
 
-def _fit_softmax(
-    vectors: Tensor,
-    targets: Tensor,
-    classes: int,
-    head: HeadConfig,
-    penalty: float,
-    seed: int,
-    validation: tuple[Tensor, Tensor] | None,
-) -> LinearFit:
-    """Gradient descent with momentum; the learning rate falls to 0 as a cosine."""
-    generator = torch.Generator().manual_seed(seed)
-    weight = torch.zeros(vectors.shape[1], classes, requires_grad=True)
-    bias = torch.zeros(classes, requires_grad=True)
-    groups = [{"params": [weight], "weight_decay": penalty}, {"params": [bias], "weight_decay": 0.0}]
-    optimizer = torch.optim.SGD(groups, lr=head.learning_rate, momentum=MOMENTUM)
-    steps = head.epochs * math.ceil(len(vectors) / head.batch_size)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
-    found = LinearFit(weight, bias)
-    scaled = head.scale * vectors
-    for _ in range(head.epochs):
-        total = 0.0
-        for part in torch.randperm(len(scaled), generator=generator).split(head.batch_size):
-            optimizer.zero_grad()
-            loss = nn.functional.cross_entropy(torch.addmm(bias, scaled[part], weight), targets[part])
-            loss.backward()
-            optimizer.step()
-            schedule.step()
-            total += loss.item() * len(part)
-        found.train_loss.append(total / len(scaled))
-        if validation is not None:
-            with torch.no_grad():
-                found.note_validation(torch.addmm(bias, head.scale * validation[0], weight), validation[1])
-    found.weight, found.bias = head.scale * weight.detach(), bias.detach()
-    return found
+# ---- scores ----------------------------------------------------------------------------------------------------------
 
 
 def temperature(scores: Tensor, targets: Tensor) -> float:

@@ -140,7 +140,7 @@ class VisionTask(SweepableTask[VisionConfig, Data, Fit, Model]):
             found = _read_fit(file)
             if set(protocols) <= found.heads.keys():
                 return found
-        found = frozen.validate(config, unit.point, data, protocols)
+        found = frozen.validate(config, unit.point, data, protocols, checkpoint, watch)
         if file is not None:
             write_json(file, to_json(found))
         watch("grid points", unit.point + 1, len(self.units(config, unit.chain)))
@@ -196,7 +196,7 @@ class VisionTask(SweepableTask[VisionConfig, Data, Fit, Model]):
     ) -> dict[str, Model]:
         if isinstance(data, Features):
             points = [fit for fit in fits if isinstance(fit, FrozenFit)]
-            return {**frozen.train_again(config, points, data, protocols)}
+            return {**frozen.train_again(config, points, data, protocols, checkpoint, watch)}
         (fit,) = (fit for fit in fits if isinstance(fit, FineTuned))
         trained = TrainedModel(fit.model, data.classes, config.crops, is_trained=True)
         return {protocol: TunedModel(trained, fit) for protocol in protocols}
@@ -211,7 +211,7 @@ class VisionTask(SweepableTask[VisionConfig, Data, Fit, Model]):
         watch: Watch,
     ) -> dict[str, SplitResult]:
         if isinstance(data, Features):
-            return self._test_frozen(data, fits, models)
+            return self._test_frozen(data, fits, models, watch)
         found, split = {}, data["test"]
         for protocol, model in models.items():
             assert isinstance(model, TunedModel)
@@ -230,11 +230,13 @@ class VisionTask(SweepableTask[VisionConfig, Data, Fit, Model]):
             )
         return found
 
-    def _test_frozen(self, data: Features, fits: Sequence[Fit], models: Mapping[str, Model]) -> dict[str, SplitResult]:
+    def _test_frozen(
+        self, data: Features, fits: Sequence[Fit], models: Mapping[str, Model], watch: Watch
+    ) -> dict[str, SplitResult]:
         start = time.perf_counter()
         own = {protocol: model for protocol, model in models.items() if isinstance(model, FrozenModel)}
         points = [fit for fit in fits if isinstance(fit, FrozenFit)]
-        logits = frozen.stored_logits(own, data.maps("test"))
+        logits = frozen.stored_logits(own, data.maps("test"), watch)
         seconds = time.perf_counter() - start
         spectra = {model.pool: frozen.stored_spectrum(model.pool, data.maps("test")) for model in own.values()}
         found = {}
@@ -250,6 +252,7 @@ class VisionTask(SweepableTask[VisionConfig, Data, Fit, Model]):
                 validation=model.fit.score,
                 trials=tuple(trial for head in heads for trial in head.trials),
                 curves=model.fit.curves,
+                solver=model.fit.solver,
                 seconds=sum(head.seconds for head in heads) + model.seconds + seconds,
             )
         return found
