@@ -16,7 +16,7 @@ from powerpool.cli.main import main
 from powerpool.data import list_images, load_images
 from powerpool.runs.folder import CHECKPOINTS, MODEL
 from powerpool.runs.record import RunRecord
-from powerpool.tasks.vision import frozen
+from powerpool.tasks.vision import frozen, linear
 from powerpool.tasks.vision.config import FineTuningConfig, VisionConfig
 from powerpool.tasks.vision.inference import load_run
 from powerpool.tasks.vision.task import TASK
@@ -272,6 +272,49 @@ def test_a_stopped_grid_is_resumed(textures, tmp_path, monkeypatch, capsys):
     assert_equal_weights(tmp_path / "parts", tmp_path / "whole")
     one, other = (RunRecord.read(tmp_path / name / "record.json").results[0] for name in ("parts", "whole"))
     assert one.trials == other.trials
+
+
+@pytest.mark.usefixtures("shared_cache")
+def test_a_training_within_little_memory_gives_the_same_model(textures, tmp_path, capsys):
+    words = ["--data", textures, "--grid.eta", "2", "8"]
+    assert train(tmp_path / "much", *words) == 0
+    assert train(tmp_path / "little", *words, "--head.memory", "0.000085") == 0
+    assert "pooled when needed" in capsys.readouterr().err
+    much, little = (RunRecord.read(tmp_path / name / "record.json").results[0] for name in ("much", "little"))
+    assert "in memory" in much.solver
+    assert "pooled when needed" in little.solver
+    assert (little.value, little.chosen, little.right) == (much.value, much.chosen, much.right)
+    one, other = (load_run(tmp_path / name).network.classifier.weight for name in ("much", "little"))
+    torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+    assert run("evaluate", "vision", "--run", tmp_path / "little", "--workers", "0") == 0
+    found = json.loads((tmp_path / "little" / "evaluation.json").read_text())
+    assert found["top1"] == pytest.approx(little.value)
+    typed = ["train", "vision", *SMALL, "--out", tmp_path / "none", *words, "--head.memory", "0.00005"]
+    assert "head.memory" in refusal(capsys, *typed)
+    assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.usefixtures("shared_cache")
+def test_stopped_minibatches_are_resumed_after_their_last_epoch(textures, tmp_path, monkeypatch):
+    words = ["--data", textures, "--pool.method", "FOP", "--head.kind", "softmax", "--head.epochs", "4"]
+    words += ["--head.memory", "0.000004"]
+    assert train(tmp_path / "whole", *words) == 0
+    saved, save_state = [], linear.save_state
+
+    def stop(path, state):
+        save_state(path, state)
+        saved.append((path.name, state["epoch"]))
+        if len(saved) in (2, 6):
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(linear, "save_state", stop)
+    assert train(tmp_path / "parts", *words) == 130
+    assert train(tmp_path / "parts", *words) == 130
+    assert train(tmp_path / "parts", *words) == 0
+    selection, final = "00-00-frozen-softmax.pt", "00-final-frozen-softmax.pt"
+    assert saved == [(name, epoch) for name in (selection, final) for epoch in (1, 2, 3, 4)]
+    assert_equal_weights(tmp_path / "parts", tmp_path / "whole")
+    assert not list((tmp_path / "parts" / CHECKPOINTS).glob("*.pt"))
 
 
 @pytest.mark.usefixtures("shared_cache")

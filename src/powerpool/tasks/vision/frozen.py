@@ -105,19 +105,23 @@ class Prepared:
     seconds: float
 
 
+def plan_head(config: VisionConfig, pool: SetPool, features: Features) -> Plan:
+    """Return how the classifier is computed; refuse one that does not fit into memory."""
+    return make_plan(config.head, Shape(len(features.labels(*TRAINED)), pool.out_features, len(features.classes)))
+
+
 def prepare(
     config: VisionConfig, pool: PoolConfig, features: Features, protocols: Sequence[str], watch: Watch
 ) -> Prepared:
-    """Pool images and multiply their vectors, unless this was done last for the same grid point."""
-    key, latest = (pool, tuple(protocols)), features.latest
+    """Pool images and set up the systems of their vectors, unless this was done last for the same grid point."""
+    key, latest = (pool, tuple(protocols), config.backbone, config.head.memory), features.latest
     if latest.key == key and isinstance(latest.value, Prepared):
         return replace(latest.value, seconds=0.0)
     latest.key = latest.value = None  # its memory is needed now
     start = time.perf_counter()
     module = make_pool(config, pool, features.channels)
     targets = features.labels("train"), features.labels("validation")
-    shape = Shape(sum(map(len, targets)), module.out_features, len(features.classes))
-    plans = {protocol: make_plan(with_protocol(config, protocol).head, shape) for protocol in protocols}
+    plans = {protocol: plan_head(with_protocol(config, protocol), module, features) for protocol in protocols}
     is_kept, block = all(plan.keep for plan in plans.values()), min(plan.block for plan in plans.values())
     maps = [features.maps(split) for split in TRAINED]
     vectors = Vectors(module, maps, keep=is_kept, watch=watch)
@@ -140,15 +144,18 @@ def validate(
     watch: Watch = ignore_progress,
 ) -> FrozenFit:
     """Train and validate a grid point for the classifier of each protocol; images are pooled once."""
-    pool = list(config.points())[point]
+    points = list(config.points())
+    pool, heads = points[point], {}
+    if not point:  # before anything takes long
+        module = make_pool(config, pool, features.channels)
+        for own in (with_protocol(config, protocol) for protocol in protocols):
+            plan = plan_head(own, module, features)
+            watch("grid points", 0, len(points), f"{pool.method}, {own.head.kind}: {plan.text}.")
     prepared = prepare(config, pool, features, protocols, watch)
-    heads = {}
     for protocol in protocols:
-        own, plan = with_protocol(config, protocol), prepared.plans[protocol]
-        if not point:
-            watch("grid points", point, len(list(config.points())), f"{pool.method}, {own.head.kind}: {plan.text}.")
-        file = _state_file(checkpoint, protocol)
+        own, file = with_protocol(config, protocol), _state_file(checkpoint, protocol)
         heads[protocol] = _validate_head(own, pool, prepared, protocol, file)
+        prepared.systems[protocol].release()
         if file is not None:
             file.unlink(missing_ok=True)
     return FrozenFit(point, heads)
@@ -165,7 +172,6 @@ def _validate_head(
     fits = system.fit(1, head, head.penalties, config.seed, checkpoint)
     targets, tried = system.samples.targets[1], []
     for one, penalty, scores in zip(fits, head.penalties, system.scores(fits), strict=True):
-        # The scores of ridge regression have no temperature of their own.
         sharpness = temperature(scores, targets) if head.kind == "ridge" else 1.0
         tried.append((one, penalty, score(sharpness * scores, targets), sharpness))
     best, penalty, found, sharpness = min(tried, key=lambda entry: rank(entry[2]))
@@ -210,6 +216,9 @@ def train_again(
             system, file = prepared.systems[protocol], _state_file(checkpoint, protocol)
             (found,) = system.fit(2, own.head, [head.penalty], config.seed, file)
             weight, bias = (head.temperature * part for part in system.weights(found))
+            system.release()
+            if file is not None:
+                file.unlink(missing_ok=True)
             seconds = prepared.seconds + time.perf_counter() - start
             models[protocol] = FrozenModel(own, features.classes, prepared.pool, weight, bias, head, seconds)
     features.latest.key = features.latest.value = None  # nothing needs the vectors any more

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from powerpool.runs.checkpoint import load_state, save_state
+from powerpool.runs.folder import load_state, save_state
 from powerpool.runs.record import Score
 from powerpool.tasks.base import Watch, ignore_progress, round_curve
 from powerpool.tasks.vision.config import HeadConfig

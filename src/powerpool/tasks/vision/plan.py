@@ -21,8 +21,8 @@ COPIES = 7
 """Blocks of vectors in memory at once: those that are multiplied, the next one, and copies in float64."""
 WORKING = 8
 """Matrices of the size of a step that its computation needs, some of them in float64."""
-MOST_PASSES = 16
-"""The Gram matrix is computed from blocks if every image is pooled at most so often."""
+MOST_PASSES = 50
+"""The Gram matrix is computed from blocks if every image is pooled at most so often, as by epochs of softmax."""
 POOLING = 8 * POOL_BATCH
 """Vectors whose memory the pooling of a batch needs: there are several C' x C' matrices of each image."""
 
@@ -132,10 +132,10 @@ def _subspace_bytes(shape: Shape, space: Subspace) -> int:
 
 
 def _largest_subspace(shape: Shape, limit: float) -> Subspace:
-    """Return the widest steps of which at least three fit, and as many as fit."""
+    """Return the widest steps of which at least three fit, and as many as fit; a quarter is left for vectors."""
     for groups in range(math.ceil(KRYLOV_COLUMNS / shape.classes), 0, -1):
         for steps in range(KRYLOV_STEPS, 2 if groups > 1 else 0, -1):
-            if _subspace_bytes(shape, Subspace(steps, groups)) + _least(shape) <= limit:
+            if _subspace_bytes(shape, Subspace(steps, groups)) + _least(shape) <= 0.75 * limit:
                 return Subspace(steps, groups)
     return Subspace(1)
 

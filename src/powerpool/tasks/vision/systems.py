@@ -93,6 +93,9 @@ class System(ABC):
     def _coordinates(self, vectors: Tensor) -> Tensor:  # shape: (b, D) -> (b, r)
         return vectors
 
+    def release(self) -> None:  # noqa: B027  # most systems have nothing to free
+        """Free the memory of what the next training computes again."""
+
     def validate(self, fits: Sequence[LinearFit]) -> list[Score]:
         """Return the scores on the second split of classifiers that were trained on the first."""
         return [score(logits, self.samples.targets[1]) for logits in self.scores(fits)]
@@ -196,12 +199,16 @@ class NormalEquations(System):
         weight = found.weight.T if self.basis is None else found.weight.T.float() @ self.basis.T
         return self._for_vectors(weight, found.bias)
 
+    def release(self) -> None:
+        if self.subspace is not None:
+            self.sums.clear()
+            self.basis = None
+
     def _sum_splits(self, splits: int) -> list[Sums]:
         """Return the sums of the first splits; a subspace depends on the images that are trained on."""
         samples = self.samples
         if self.subspace is not None and len(self.sums) != splits:
-            self.sums.clear()
-            self.basis = None  # its memory is needed now
+            self.release()
             self.basis = krylov_basis(samples, self.subspace, splits)
         for split in range(len(self.sums), splits):
             first = sum(map(len, samples.targets[:split]))

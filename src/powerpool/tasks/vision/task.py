@@ -281,6 +281,11 @@ class VisionTask(SweepableTask[VisionConfig, Data, Fit, Model]):
         require_joint_training(config, overwrite=overwrite)
         return is_first(config)
 
+    def check(self, config: VisionConfig, data: Data, chain: int) -> None:
+        if isinstance(data, Features):
+            for pool in config.points():
+                frozen.plan_head(config, frozen.make_pool(config, pool, data.channels), data)
+
     def method(self, config: VisionConfig) -> str:
         return config.pool.method
 
