@@ -122,21 +122,21 @@ def test_validation_does_not_change_the_classifier():
 
 
 def test_a_stopped_training_is_resumed_from_its_last_epoch(tmp_path):
-    head = HeadConfig("softmax", epochs=4)
+    head = HeadConfig("softmax", epochs=4, batch_size=20)
     vectors, targets = parallel_vectors(40, 30)
     whole = softmax(vectors, targets, head, [0.0, 0.1])
-    epochs = []
+    batches = []
 
     def stop(what, done, total, remark=""):
-        epochs.append(done)
-        if epochs == [1, 2]:
+        batches.append(done)
+        if batches == [1, 2, 3, 4, 5]:
             raise KeyboardInterrupt
 
     options = {"checkpoint": tmp_path / "state.pt", "watch": stop}
     with pytest.raises(KeyboardInterrupt):
         softmax(vectors, targets, head, [0.0, 0.1], **options)
     resumed = softmax(vectors, targets, head, [0.0, 0.1], **options)
-    assert epochs == [1, 2, 3, 4]
+    assert batches == [1, 2, 3, 4, 5, 5, 6, 7, 8]
     for one, other in zip(resumed, whole, strict=True):
         assert torch.equal(one.weight, other.weight)
         assert one.train_loss == other.train_loss

@@ -115,17 +115,17 @@ def test_equal_images_end_the_krylov_space():
 
 
 def test_a_training_that_pools_again_is_resumed(tmp_path):
-    samples, epochs = make_samples(40, keep=False), []
+    samples, batches = make_samples(40, keep=False), []  # 65 images are 9 batches
     (whole,) = Minibatches(samples).fit(2, SOFTMAX, [0.01], 0)
 
     def stop(what, done, total, remark=""):
-        epochs.append(done)
-        if epochs == [1]:
+        batches.append(done)
+        if len(batches) == 12:
             raise KeyboardInterrupt
 
     system = Minibatches(replace(samples, watch=stop))
     with pytest.raises(KeyboardInterrupt):
         system.fit(2, SOFTMAX, [0.01], 0, tmp_path / "state.pt")
     (resumed,) = system.fit(2, SOFTMAX, [0.01], 0, tmp_path / "state.pt")
-    assert epochs == [1, 2, 3]
+    assert batches == [*range(1, 13), *range(10, 28)]
     assert torch.equal(resumed.weight, whole.weight)

@@ -234,7 +234,7 @@ def train_softmax(
         seed: of the order of the images.
         validate: returns validation scores for the curves, after every epoch.
         checkpoint: file that the state is saved to after every epoch, and resumed from.
-        watch: called with the number of epochs.
+        watch: called with the number of batches.
     """
     order = torch.Generator().manual_seed(seed)
     trained, first = [Descent.start(rows, classes, penalty) for penalty in penalties], 0
@@ -248,11 +248,12 @@ def train_softmax(
     for epoch in range(first, head.epochs):
         totals = [0.0] * len(trained)
         for number, part in enumerate(torch.randperm(rows.count, generator=order).split(head.batch_size)):
-            done = (epoch * batches + number) / (head.epochs * batches)
-            rate = head.learning_rate * (1 + math.cos(math.pi * done)) / 2
+            done, total = epoch * batches + number, head.epochs * batches
+            rate = head.learning_rate * (1 + math.cos(math.pi * done / total)) / 2
             batch = rows.take(part)
             for place, one in enumerate(trained):
                 totals[place] += one.step(rows, part, batch, targets[part], rate) * len(part)
+            watch("batches of the classifier", done + 1, total)
         scores = None if validate is None else validate([_without_factor(one.fit, rows) for one in trained])
         for place, one in enumerate(trained):
             one.fit.train_loss.append(totals[place] / rows.count)
@@ -261,7 +262,6 @@ def train_softmax(
         if checkpoint is not None:
             state = {"epoch": epoch + 1, "order": order.get_state(), "trained": [one.state() for one in trained]}
             save_state(checkpoint, state)
-        watch("epochs of the classifier", epoch + 1, head.epochs)
     return [_without_factor(one.fit, rows) for one in trained]
 
 

@@ -18,6 +18,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 import torch
@@ -114,7 +115,7 @@ class Gram(System):
         vectors = samples.vectors
         self.matrix = torch.empty(len(vectors), len(vectors), dtype=vectors.dtype)
         for rows, ones in vectors.blocks(samples.block):
-            for columns, others in vectors.blocks(samples.block, end=rows.stop):
+            for columns, others in chain(vectors.blocks(samples.block, end=rows.start), [(rows, ones)]):
                 found = products(ones, others, vectors.dtype)
                 self.matrix[rows, columns] = found
                 self.matrix[columns, rows] = found.T
@@ -242,8 +243,8 @@ class Sums:
     @classmethod
     def zeros(cls, width: int, classes: int) -> Sums:
         """Start with no images."""
-        squares, by_class = torch.zeros(width, width), torch.zeros(classes, width)
-        return cls(squares.double(), by_class.double(), torch.zeros(classes).double())
+        zeros = partial(torch.zeros, dtype=torch.float64)
+        return cls(zeros(width, width), zeros(classes, width), zeros(classes))
 
     def add(self, rows: Tensor, targets: Tensor, dtype: torch.dtype) -> None:  # shape: (b, r), (b,)
         """Add images; a block is multiplied in ``dtype``."""
@@ -277,7 +278,7 @@ def krylov_basis(samples: Samples, size: Subspace, splits: int) -> Tensor:  # sh
     sums = torch.zeros(count, vectors.width)
     for part, rows in vectors.blocks(block, end=len(targets)):
         sums.index_add_(0, labels[part], rows)
-        samples.watch("passes over the images", 0, steps)
+        samples.watch("images for the subspace", part.stop, steps * len(targets))
     mean = sums.sum(0) / len(targets)
     counts = labels.bincount(minlength=count)
     basis = torch.empty(vectors.width, steps * count)
@@ -287,13 +288,13 @@ def krylov_basis(samples: Samples, size: Subspace, splits: int) -> Tensor:  # sh
     for step in range(1, steps + 1):
         basis[:, width : width + last.shape[1]] = last
         width += last.shape[1]
-        samples.watch("passes over the images", step, steps)
         if step == steps or not last.shape[1]:
             break
         found = torch.zeros_like(last)
         shift = mean @ last
-        for _, rows in vectors.blocks(block, end=len(targets)):
+        for part, rows in vectors.blocks(block, end=len(targets)):
             found.addmm_(rows.T, rows @ last - shift)
+            samples.watch("images for the subspace", step * len(targets) + part.stop, steps * len(targets))
         longest = found.norm(dim=0).max()
         for _ in range(2):  # once more, as the first time leaves round-off
             found -= basis[:, :width] @ (basis[:, :width].T @ found)
