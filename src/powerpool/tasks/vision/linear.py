@@ -88,13 +88,15 @@ def solve_ridge(
     """
     found: list[Tensor] = []
     for penalty in penalties:
-        matrix, failed = make_matrix(), torch.empty((), dtype=torch.int32)
+        # LAPACK needs columns one after the other, as the transpose has them: neither call below copies the matrix.
+        matrix, failed = make_matrix().mT, torch.empty((), dtype=torch.int32)
         matrix.diagonal().add_(penalty)
         torch.linalg.cholesky_ex(matrix, out=(matrix, failed))
         if failed:  # the penalty is below the round-off of a singular M
             found.append(_solve_by_eigenvalues(make_matrix(), right, penalty))
         else:
-            found.append(torch.cholesky_solve(right, matrix))
+            half = torch.linalg.solve_triangular(matrix, right, upper=False)
+            found.append(torch.linalg.solve_triangular(matrix.mT, half, upper=True))
         watch("penalties of the classifier", len(found), len(penalties))
     return found
 
