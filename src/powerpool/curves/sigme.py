@@ -32,7 +32,6 @@ class SigmE(Curve):
     domain = (-float("inf"), float("inf"))
     parameter_name = "eta"
     minimum = 1e-6
-    keeps_value = True
 
     def __init__(self, eta: Parameter = 50.0, trace_normalize: bool = True) -> None:
         super().__init__(eta, trace_normalize=trace_normalize)
@@ -76,5 +75,6 @@ class SigmE(Curve):
         out.div_(out + 2)
 
     def _weigh(self, grad: Tensor, kept: Tensor, theta: float) -> Tensor:
-        half = kept.new_full((), theta / 2)
-        return torch.addcmul(half, kept, kept, value=-theta / 2).mul_(grad)
+        # From the point, not from the value, which is 1 in float32 long before its slope vanishes.
+        s = torch.mul(kept, theta).abs_().neg_().sigmoid_()  # g' = 2 theta s (1 - s)
+        return s.addcmul_(s, s, value=-1).mul_(2 * theta).mul_(grad)
