@@ -52,7 +52,10 @@ def _assert_near(found: Tensor, expected: Tensor, near: float) -> None:
 
 
 def _is_one_node(value: Tensor) -> bool:
-    return value.grad_fn is not None and "CurveOfProduct" in value.grad_fn.name()
+    node = value.grad_fn
+    if node is not None and "View" in node.name():
+        node = node.next_functions[0][0]
+    return node is not None and "CurveOfProduct" in node.name()
 
 
 @every_dtype
@@ -186,3 +189,40 @@ def test_memory_is_at_most_two_matrices_above_the_moment(name: str) -> None:
 
     step()
     assert peak_bytes(step) <= 4 * (3 * upstream.numel() + 8 * features.numel())
+
+
+def test_results_can_be_changed_in_place() -> None:
+    features = torch.rand(3, 4, 6, requires_grad=True)
+    result = _from_features(features, pp.MaxExp(5))
+    result.mul_(2).sum().backward()
+    assert features.grad is not None
+    doubled = torch.autograd.grad(2 * _from_features(features, pp.MaxExp(5)).sum(), features)[0]
+    torch.testing.assert_close(features.grad, doubled)
+
+
+def test_a_subclass_with_another_formula_is_used() -> None:
+    class Halved(pp.MaxExp):
+        def _value(self, p: Tensor, theta: float | Tensor) -> Tensor:
+            return super()._value(p, theta) / 2
+
+        def _derivative(self, p: Tensor, theta: float | Tensor) -> Tensor:
+            return super()._derivative(p, theta) / 2
+
+    features = torch.rand(4, 6, dtype=torch.float64, requires_grad=True)
+    own, whole = _from_features(features, Halved(5)), _from_features(features, pp.MaxExp(5))
+    torch.testing.assert_close(own, whole / 2)
+    for _ in range(2):  # the same gradient twice: nothing that is kept is overwritten
+        halved = torch.autograd.grad(own.sum(), features, retain_graph=True)[0]
+        torch.testing.assert_close(halved, torch.autograd.grad(whole.sum(), features, retain_graph=True)[0] / 2)
+
+
+@pytest.mark.parametrize("eta", [40.0, 70.0, 140.0])  # at 1/4, the entries of the matrix below
+def test_the_slope_of_sigme_does_not_vanish_where_its_value_is_one(eta: float) -> None:
+    features = torch.eye(4).requires_grad_()
+    expected = features.detach().double().requires_grad_()
+    curve = pp.SigmE(eta)
+    upstream = torch.arange(16.0).reshape(4, 4)
+    found = torch.autograd.grad(_from_features(features, curve), features, upstream)[0]
+    exact = torch.autograd.grad(_from_features(expected, curve), expected, upstream.double())[0]
+    assert found.diagonal().abs().max() > 0
+    torch.testing.assert_close(found.double(), exact, rtol=1e-4, atol=0)

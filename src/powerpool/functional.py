@@ -283,7 +283,9 @@ def gram_factor(
 ) -> GramFactor:  # features (*, C', N), core (*, N, N)
     r"""Factors :math:`X T X^T` of :func:`second_order_pool` with ``solver="gram"``, without any C x C matrix.
 
-    The factors stay in float32 or float64. :class:`powerpool.nn.FactoredHead` classifies from them.
+    The factors stay in float32 or float64. :class:`powerpool.nn.FactoredHead` classifies from them. Unlike
+    :func:`second_order_pool`, steep curves (AsinhE of large features) are not computed in float64, because rounding the
+    factors would lose more: pass float64 features where their digits matter.
 
     Args:
         features: channels by locations, ``(*, C, N)``.

@@ -255,3 +255,18 @@ def test_power_of_a_set_of_zeros() -> None:
 def test_overflow_of_a_power_is_an_error(call: Callable[[], Tensor]) -> None:
     with pytest.raises(NotFiniteError, match=r"e\+.*float32"):
         call()
+
+
+@pytest.mark.parametrize("pool", [pp.autocorrelation, pp.second_order_pool], ids=["autocorrelation", "pool"])
+def test_a_half_precision_result_that_overflows_is_refused(pool: Callable[..., Tensor]) -> None:
+    with pytest.raises(NotFiniteError, match="float16"):
+        pool(torch.full((2, 8, 20), 999.0, dtype=torch.float16), check=True)
+
+
+@pytest.mark.parametrize("curve", [pp.HDP(1e-6), pp.SigmE(5e4), pp.MaxExp(20000.5)], ids=str)
+def test_steep_curves_that_divide_by_the_trace_are_computed_in_float64(curve: pp.curves.Curve) -> None:
+    torch.manual_seed(0)
+    left, right = (torch.linalg.qr(torch.randn(24, 24, dtype=torch.float64)).Q for _ in range(2))
+    features = ((left * torch.logspace(0, -3, 24, dtype=torch.float64)) @ right).float()
+    found, expected = (pp.second_order_pool(given, curve, solver="eigen") for given in (features, features.double()))
+    assert (found - expected).norm() < 1e-6 * expected.norm()

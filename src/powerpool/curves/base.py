@@ -73,6 +73,13 @@ class Curve(nn.Module, ABC):
     minimum: ClassVar[float]
     """The smallest effective value of a tensor parameter: training cannot push it lower."""
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        # The forms for whole matrices belong to the formulas beside them: other formulas do not inherit them.
+        if "_write_value" not in vars(cls) and not {"_value", "_derivative", "_slope"}.isdisjoint(vars(cls)):
+            for name in ("_write_value", "_weigh", "keeps_value"):
+                setattr(cls, name, vars(Curve)[name])
+
     def __init__(self, parameter: Parameter, trace_normalize: bool) -> None:
         super().__init__()
         self.trace_normalize = trace_normalize
@@ -121,9 +128,15 @@ class Curve(nn.Module, ABC):
         r"""Whether the spectral form of float32 features is computed in float64.
 
         Yes if at the round-off of a float32 eigenvalue the curve may exceed 1 % of its value at the largest. After
-        division by the trace that takes a slope of :math:`10^4`; without it any slope does, if features are large.
+        division by the trace that takes a slope of :math:`10^4`; without it any slope does, if features are large. A
+        tensor parameter of a curve that divides by the trace is not looked at.
         """
-        return not self.trace_normalize
+        parameter: Parameter = getattr(self, self.parameter_name)
+        return not self.trace_normalize or (not isinstance(parameter, Tensor) and self._is_steep(parameter))
+
+    def _is_steep(self, number: float) -> bool:
+        """Return whether the slope exceeds :math:`10^4` with that parameter."""
+        return number > 1e4
 
     def integer_power(self) -> IntegerPower | None:
         """Return the curve as an integer power of a matrix, or ``None`` if it is not one."""
@@ -232,7 +245,7 @@ class Curve(nn.Module, ABC):
 
     def _weigh(self, grad: Tensor, kept: Tensor, theta: float) -> Tensor:
         """Return the gradient times the derivative, in new memory; ``kept`` is from :meth:`_write_value`."""
-        return self._slope(kept, theta).mul_(grad)
+        return self._slope(kept, theta) * grad
 
     def _is_allowed(self, number: float) -> bool:
         return number > 0

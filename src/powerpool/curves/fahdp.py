@@ -88,6 +88,9 @@ class FAHDP(Curve):
             return towards_hdp(exponent)
         return torch.round(exponent) if isinstance(exponent, Tensor) else float(round(exponent))
 
+    def _is_steep(self, number: float) -> bool:
+        return number < 1e-4
+
     def _value(self, p: Tensor, theta: Parameter) -> Tensor:
         return self._select("_value", theta, p)
 

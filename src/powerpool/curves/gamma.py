@@ -50,8 +50,8 @@ class Gamma(Curve):
 
     @property
     def needs_float64(self) -> bool:
-        """True for gamma < 1/3, and for a tensor gamma: the scale of a matrix does not matter to a power."""
-        return isinstance(self.gamma, Tensor) or self.gamma < 1 / 3
+        """True for gamma < 1/2, and for a tensor gamma: the scale of a matrix does not matter to a power."""
+        return isinstance(self.gamma, Tensor) or self.gamma < 0.5
 
     def _value(self, p: Tensor, theta: Parameter) -> Tensor:
         return torch.pow(p, theta)

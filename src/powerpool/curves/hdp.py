@@ -36,6 +36,9 @@ class HDP(Curve):
     def __init__(self, t: Parameter = 0.01) -> None:
         super().__init__(t, trace_normalize=True)
 
+    def _is_steep(self, number: float) -> bool:
+        return number < 1e-4
+
     def _value(self, p: Tensor, theta: Parameter) -> Tensor:
         return torch.exp(-_exponent(p, theta))
 

@@ -60,43 +60,44 @@ def curve_of_product(
     negative entries that the curve does not accept become NaN. Differentiable twice.
     """
     tracked = torch.is_grad_enabled() and features.requires_grad
-    result: Tensor = _CurveOfProduct.apply(features, energy, number, curve, terms, checked, tracked)
-    return result
+    total = total_of(energy, number * terms.eps) if curve.trace_normalize else number
+    if isinstance(total, Tensor):
+        total = total.expand(*features.shape[:-2], 1, 1).reshape(-1, 1, 1)
+    flat = features if features.ndim == 3 else features.reshape(-1, *features.shape[-2:])  # a view costs a node
+    result: Tensor = _CurveOfProduct.apply(flat, total, curve, terms, checked, tracked)
+    return result if features.ndim == 3 else result.reshape(*features.shape[:-1], features.shape[-2])
 
 
 class _CurveOfProduct(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        features: Tensor,
-        energy: Tensor,
-        number: int | Tensor,
+        features: Tensor,  # shape: (B, C, N)
+        total: int | Tensor,  # shape: (B, 1, 1)
         curve: Curve,
         terms: Terms,
         checked: bool,
         tracked: bool,
-    ) -> Tensor:
-        total = total_of(energy, number * terms.eps) if curve.trace_normalize else number
-        flat = features.reshape(-1, *features.shape[-2:])  # (B, C, N)
-        divisor = total.reshape(-1, 1, 1) if isinstance(total, Tensor) else total
-        batch, size, _ = flat.shape
-        result = flat.new_empty(batch, size, size)
+    ) -> Tensor:  # shape: (B, C, C)
+        batch, size, _ = features.shape
+        result = features.new_empty(batch, size, size)
         slack = None
         if curve.domain[0] == 0 and not checked:  # the largest entry is on the diagonal
-            slack = terms.round_off * flat.square().sum(-1).amax(-1)[:, None, None] / divisor
+            slack = terms.round_off * features.square().sum(-1).amax(-1)[:, None, None] / total
         kept = result if curve.keeps_value else torch.empty_like(result) if tracked else None
         for block in _blocks(batch, size):
             out = block.of(result)
             points = torch.empty_like(out) if kept is None else block.of(kept)
-            torch.bmm(block.of(flat), block.matrices_of(flat).mT, out=points)
-            points.div_(block.matrices_of(divisor) if isinstance(divisor, Tensor) else divisor)
+            torch.bmm(block.of(features), block.matrices_of(features).mT, out=points)
+            points.div_(block.matrices_of(total) if isinstance(total, Tensor) else total)
             _move_into_domain(points, curve, None if slack is None else block.matrices_of(slack))
             if curve.adds_eps:
                 points.add_(terms.eps)
             curve._write_value(points, float(curve.parameter), out)
         ctx.save_for_backward(features, kept, total if isinstance(total, Tensor) else None)
-        ctx.number, ctx.curve, ctx.terms = number, curve, terms
-        return result.view(*features.shape[:-1], size)
+        ctx.number = None if isinstance(total, Tensor) else total
+        ctx.curve, ctx.terms = curve, terms
+        return result
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -113,15 +114,14 @@ class _CurveOfProduct(torch.autograd.Function):
                 slope = curve._slope(points + ctx.terms.eps if curve.adds_eps else points, curve.parameter)
                 weighted = twice_symmetric_times(grad * slope, features)
             else:
-                flat = features.reshape(len(kept), *features.shape[-2:])
-                weighted = _weigh(grad.reshape(kept.shape), kept, curve, flat).reshape(features.shape)
+                weighted = _weigh(grad, kept, curve, features)
             if curve.trace_normalize:
                 # By the root of the total twice, never by the total at once: features of 1e18 stay within float32.
                 root = total.sqrt()
                 weighted.div_(root)
                 weighted = torch.addcmul(weighted, features, inner(weighted, features) / total, value=-1)
                 total = root
-            return weighted.div_(total), None, None, None, None, None, None
+            return weighted.div_(total), None, None, None, None, None
 
 
 def _weigh(grad: Tensor, kept: Tensor, curve: Curve, features: Tensor) -> Tensor:

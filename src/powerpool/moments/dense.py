@@ -66,7 +66,10 @@ def autocorrelation(
     require_features(features)
     with without_autocast(features):
         sets = prepare(features, beta, None, mask, check)
-        return (self_product(sets.values) / sets.number).to(features.dtype)
+        result = (self_product(sets.values) / sets.number).to(features.dtype)
+    if sets.checked and result.dtype.itemsize < 4 and not bool(torch.isfinite(result).all()):
+        raise overflow_error(features, features.dtype)
+    return result
 
 
 @dataclass(frozen=True)

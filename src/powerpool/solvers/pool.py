@@ -62,10 +62,10 @@ def split_unit(sets: Sets, curve: Curve | None, terms: Terms) -> tuple[Sets, Ten
 def require_representable(result: Tensor, curve: Curve | None, terms: Terms, given: Tensor, what: str) -> None:
     """Refuse a result that overflows its dtype; ``given`` is the argument of the user and ``what`` its name.
 
-    Only powers above 1 and residual terms can exceed the moment, which is finite. Reads values.
+    Only powers above 1, residual terms and half precision can exceed the moment, which is finite. Reads values.
     """
     grows = isinstance(curve, Gamma) and (isinstance(curve.gamma, Tensor) or curve.gamma > 1)
-    if not (grows or terms.has_residual) or result.numel() == 0:
+    if not (grows or terms.has_residual or result.dtype.itemsize < 4) or result.numel() == 0:
         return
     low, high = torch.aminmax(result.detach())
     if not bool(torch.isfinite(low) & torch.isfinite(high)):

@@ -25,7 +25,8 @@ def noise_floor(eigenvalues: Tensor) -> Tensor:  # shape: (*, C) -> (*, 1)
     # The largest found for singular moments of every rank and up to 20,000 locations: 7 ulp of the largest eigenvalue
     # for matrices of up to 128 rows, 22, 14, 28, 36 and 64 ulp for 196, 256, 512, 784 and 1024. More than needed is an
     # error, too: C ulp would drop 2 % of a square root at 512 channels.
-    ulps = max(8.0, 2 * math.sqrt(eigenvalues.shape[-1]))
+    size = eigenvalues.shape[-1]
+    ulps = max(8.0, min(size / 8, 2 * math.sqrt(size)))
     return ulps * torch.finfo(eigenvalues.dtype).eps * eigenvalues.abs().amax(-1, keepdim=True)
 
 
