@@ -13,6 +13,7 @@ from torch import Tensor
 from powerpool.checks import has_values, nan_unless_finite
 from powerpool.curves.base import Curve, Parameter
 from powerpool.errors import ArgumentError, DoubleBackwardError, NotPositiveError
+from powerpool.linalg.decomposition import eigh_on_one_thread
 from powerpool.linalg.precision import without_autocast
 from powerpool.linalg.products import symmetrize
 
@@ -127,7 +128,7 @@ def eigh(matrix: Tensor) -> tuple[Tensor, Tensor]:  # shape: (*, C, C) -> (*, C)
     mark = nan_unless_finite(matrix)  # (*,)
     safe = torch.where(mark[..., None, None] == 0, matrix, 0.0)
     try:
-        values, vectors = torch.linalg.eigh(safe)
+        values, vectors = eigh_on_one_thread(safe)
     except torch.linalg.LinAlgError:  # type: ignore[attr-defined]  # public, but missing from the stubs
         values, vectors = _eigh_again(safe)
     if has_values(matrix):  # costs nothing on CUDA: eigh has already synchronised
