@@ -93,6 +93,7 @@ def solve_ridge(
         matrix.diagonal().add_(penalty)
         torch.linalg.cholesky_ex(matrix, out=(matrix, failed))
         if failed:  # the penalty is below the round-off of a singular M
+            del matrix  # its memory is needed for the next one
             found.append(_solve_by_eigenvalues(make_matrix(), right, penalty))
         else:
             half = torch.linalg.solve_triangular(matrix, right, upper=False)
