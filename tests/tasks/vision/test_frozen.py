@@ -13,7 +13,7 @@ from powerpool.data import load_images
 from powerpool.runs.record import Score
 from powerpool.runs.typed import from_json, to_json
 from powerpool.tasks.base import run_chain
-from powerpool.tasks.vision import frozen
+from powerpool.tasks.vision import frozen, plan
 from powerpool.tasks.vision.config import PROTOCOLS, GridConfig, HeadConfig, PoolConfig
 from powerpool.tasks.vision.extraction import Features, extract
 from powerpool.tasks.vision.frozen import FrozenFit, HeadFit, make_pool, stored_logits, validate
@@ -131,3 +131,24 @@ def test_the_baseline_is_the_head_of_the_backbone(config, features):
     assert len(TASK.units(config, 0)) == 1
     model = run_chain(TASK, config, features, 0, ["frozen"]).models["frozen"]
     assert model.weight.shape == (3, HEAD_CHANNELS)
+
+
+def test_the_final_training_reports_to_its_own_caller(config, features):
+    selecting, training = [], []
+    config = replace(config, grid=GridConfig())
+    fits = [validate(config, 0, features, BOTH, None, lambda what, *_: selecting.append(what))]
+    count = len(selecting)
+    frozen.train_again(config, fits, features, BOTH, None, lambda what, *_: training.append(what))
+    assert len(selecting) == count > 0
+    assert "batches of the classifier" in training
+
+
+def test_the_solver_is_part_of_the_settings_and_the_limit_is_not(config, features, monkeypatch):
+    monkeypatch.setattr(plan, "_gram_bytes", lambda head, shape: 10**6)
+    many, same, few = (
+        TASK.settings(replace(config, head=replace(config.head, memory=memory)), features)
+        for memory in (None, 1.0, 0.0005)
+    )
+    assert many == same
+    assert many["solvers"] != few["solvers"]
+    assert {**many, "solvers": few["solvers"]} == few

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import numpy as np
 import pytest
 import torch
@@ -184,3 +186,17 @@ def test_score_is_accuracy_and_cross_entropy():
     assert found.value == pytest.approx(200 / 3)
     expected = np.mean([np.log1p(np.exp(-2)), np.log1p(np.exp(-1)), np.log1p(np.exp(3))])
     assert found.loss == pytest.approx(expected)
+
+
+def test_a_matrix_is_freed_before_the_next_one_is_made():
+    made = []
+
+    def make_matrix():
+        alive = [one for one in made if one() is not None]
+        assert not alive
+        array = -np.eye(3)  # the penalty 0.1 does not make it positive definite
+        made.append(weakref.ref(array))
+        return torch.from_numpy(array)
+
+    solve_ridge(make_matrix, torch.ones(3, 2, dtype=torch.float64), [2.0, 3.0, 0.1, 2.0])
+    assert len(made) == 5

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from powerpool.errors import ArgumentError
 from powerpool.tasks.vision import plan as module
-from powerpool.tasks.vision.config import HeadConfig
-from powerpool.tasks.vision.plan import Shape, make_plan, memory_limit
+from powerpool.tasks.vision.config import HeadConfig, VisionConfig
+from powerpool.tasks.vision.plan import Shape, make_plan, memory_limit, with_memory_share
 
 CUB = Shape(5994, 51_360, 200)
 FOOD = Shape(75_750, 51_360, 101)
@@ -45,10 +47,54 @@ def test_too_little_memory_is_refused_with_what_is_needed():
         make_plan(HeadConfig(memory=0.5), Shape(75_000, 2_098_176, 101))
 
 
-def test_half_of_the_machine_is_the_default(monkeypatch):
+@pytest.mark.parametrize("kind", ["ridge", "softmax"])
+@pytest.mark.parametrize("shape", [Shape(1000, 51_360, 67), Shape(75_000, 51_360, 101), Shape(75_000, 320, 101)])
+def test_the_stated_need_is_enough_and_little_less_is_not(shape, kind):
+    with pytest.raises(ArgumentError) as caught:
+        make_plan(HeadConfig(kind, memory=1e-6), shape)
+    needed = float(re.search(r"needs (\S+) GB", str(caught.value))[1])
+    assert make_plan(HeadConfig(kind, memory=needed), shape)
+    with pytest.raises(ArgumentError):
+        make_plan(HeadConfig(kind, memory=0.98 * needed), shape)
+
+
+def test_the_float32_copy_of_softmax_regression_is_counted():
+    shape = Shape(4000, 51_360, 2)
+    vectors = 4 * 51_360 * (4000 + 120) + 3 * shape.weights
+    memory = (vectors + (4 + 8 + 2) * 4000**2) / 1e9
+    assert make_plan(HeadConfig("ridge", memory=memory), shape).keep
+    assert not make_plan(HeadConfig("softmax", memory=memory), shape).keep
+
+
+def test_the_solver_depends_on_what_changes_numbers_only():
+    methods = [make_plan(HeadConfig(memory=memory), CUB).method for memory in (2.0, 1.2, 0.45, 0.6)]
+    assert methods[0] == methods[1]
+    assert len(set(methods[1:])) == 3
+
+
+@pytest.fixture
+def machine(monkeypatch, tmp_path):
+    """A machine with 4 GiB, and the file that limits its container."""
     monkeypatch.setattr(module.os, "sysconf", lambda name: 4096 if name == "SC_PAGE_SIZE" else 1 << 20)
+    monkeypatch.setattr(module, "CONTAINER", tmp_path / "memory.max")
+    return module.CONTAINER
+
+
+def test_half_of_the_machine_is_the_default(machine):
     assert memory_limit(HeadConfig()) == 2 << 30
     assert memory_limit(HeadConfig(memory=0.25)) == 0.25e9
+    for text, limit in (("max\n", 2 << 30), (f"{1 << 30}\n", 1 << 29), (f"{1 << 40}\n", 2 << 30)):
+        machine.write_text(text)
+        assert memory_limit(HeadConfig()) == limit
+
+
+@pytest.mark.usefixtures("machine")
+def test_processes_share_the_default(monkeypatch):
+    monkeypatch.setattr(module, "usable_cores", lambda: 8)
+    config = VisionConfig(data="digits", mode="frozen")
+    assert memory_limit(with_memory_share(config).head) == pytest.approx((2 << 30) / 8)
+    for kept in (replace(config, head=HeadConfig(memory=1.5)), replace(config, mode="end-to-end")):
+        assert with_memory_share(kept) == kept
 
 
 TRAIN = """

@@ -16,7 +16,7 @@ from powerpool.cli.main import main
 from powerpool.data import list_images, load_images
 from powerpool.runs.folder import CHECKPOINTS, MODEL
 from powerpool.runs.record import RunRecord
-from powerpool.tasks.vision import frozen, linear
+from powerpool.tasks.vision import frozen, linear, plan
 from powerpool.tasks.vision.config import FineTuningConfig, VisionConfig
 from powerpool.tasks.vision.inference import load_run
 from powerpool.tasks.vision.task import TASK
@@ -292,6 +292,27 @@ def test_a_training_within_little_memory_gives_the_same_model(textures, tmp_path
     typed = ["train", "vision", *SMALL, "--out", tmp_path / "none", *words, "--head.memory", "0.00005"]
     assert "head.memory" in refusal(capsys, *typed)
     assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.usefixtures("shared_cache")
+def test_a_stopped_grid_is_resumed_with_another_limit(textures, tmp_path, monkeypatch):
+    """Points of the same solver are kept, and those of another one are computed again."""
+    monkeypatch.setattr(plan, "_gram_bytes", lambda head, shape: 10**6)
+    words = ["--data", textures, "--grid.eta", "2", "5"]
+    tried, validate = [], frozen.validate
+
+    def stop(config, point, *rest):
+        tried.append(point)
+        if len(tried) in (2, 3):
+            raise KeyboardInterrupt
+        return validate(config, point, *rest)
+
+    monkeypatch.setattr(frozen, "validate", stop)
+    assert train(tmp_path, *words) == 130
+    assert train(tmp_path, *words, "--head.memory", "0.01") == 130
+    assert train(tmp_path, *words, "--head.memory", "0.0005") == 0
+    assert tried == [0, 1, 1, 0, 1]
+    assert "dimensions" in RunRecord.read(tmp_path / "record.json").results[0].solver
 
 
 @pytest.mark.usefixtures("shared_cache")

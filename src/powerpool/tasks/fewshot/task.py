@@ -55,6 +55,7 @@ class FewShotTask(Task[FewShotConfig, FewShotSet, Training, TrainedModel]):
     """Few-shot learning by episodes."""
 
     name = "fewshot"
+    version = 2
     baseline = BASELINE
     config_type = FewShotConfig
     packages = ("pillow",)

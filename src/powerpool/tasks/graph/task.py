@@ -81,6 +81,7 @@ class GraphTask(Task[GraphConfig, GraphSet, GraphFit, GraphModel]):
     """Graph classification by GIN0 with a readout of the tables."""
 
     name = "graph"
+    version = 2
     baseline = "GIN0"
     config_type = GraphConfig
     packages = ("torch_geometric",)

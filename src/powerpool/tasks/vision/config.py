@@ -86,7 +86,7 @@ class HeadConfig:
         softmax_penalty: of softmax regression: weight decay; the best on validation is used
         scale: of softmax regression: factor of the centred vectors; the larger, the sharper the softmax
         memory: GB for vectors and matrices of the training; images are pooled again where their vectors do not fit.
-            null: half of the memory of the machine
+            null: half of the memory of the machine, which the processes of reproduce and sweep share
     """
 
     kind: Head = "ridge"

@@ -110,12 +110,35 @@ def plan_head(config: VisionConfig, pool: SetPool, features: Features) -> Plan:
     return make_plan(config.head, Shape(len(features.labels(*TRAINED)), pool.out_features, len(features.classes)))
 
 
+def solvers(config: VisionConfig, features: Features, protocols: Sequence[str]) -> dict[str, list[str]]:
+    """Return the solvers of the grid points by protocol, which results depend on; the limit of memory chooses them."""
+    found: dict[str, list[str]] = {}
+    sizes = {pool.pivots: pool for pool in config.points()}  # no other parameter changes the length of vectors
+    modules = [make_pool(config, pool, features.channels) for pool in sizes.values()]
+    for protocol in protocols:
+        own = with_protocol(config, protocol)
+        found[protocol] = [plan_head(own, module, features).method for module in modules]
+    return found
+
+
+def is_current(found: FrozenFit, config: VisionConfig, features: Features, protocols: Sequence[str]) -> bool:
+    """Whether a stored grid point has the classifiers of all protocols, computed by the solvers of this limit."""
+    module = make_pool(config, list(config.points())[found.point], features.channels)
+    for protocol in protocols:
+        head, plan = found.heads.get(protocol), plan_head(with_protocol(config, protocol), module, features)
+        if head is None or head.solver is None or not head.solver.startswith(plan.method):
+            return False
+    return True
+
+
 def prepare(
     config: VisionConfig, pool: PoolConfig, features: Features, protocols: Sequence[str], watch: Watch
 ) -> Prepared:
     """Pool images and set up the systems of their vectors, unless this was done last for the same grid point."""
     key, latest = (pool, tuple(protocols), config.backbone, config.head.memory), features.latest
     if latest.key == key and isinstance(latest.value, Prepared):
+        for system in latest.value.systems.values():
+            system.samples = replace(system.samples, watch=watch)
         return replace(latest.value, seconds=0.0)
     latest.key = latest.value = None  # its memory is needed now
     start = time.perf_counter()

@@ -88,17 +88,25 @@ def solve_ridge(
     """
     found: list[Tensor] = []
     for penalty in penalties:
-        # LAPACK needs columns one after the other, as the transpose has them: neither call below copies the matrix.
-        matrix, failed = make_matrix().mT, torch.empty((), dtype=torch.int32)
-        matrix.diagonal().add_(penalty)
-        torch.linalg.cholesky_ex(matrix, out=(matrix, failed))
-        if failed:  # the penalty is below the round-off of a singular M
-            found.append(_solve_by_eigenvalues(make_matrix(), right, penalty))
-        else:
-            half = torch.linalg.solve_triangular(matrix, right, upper=False)
-            found.append(torch.linalg.solve_triangular(matrix.mT, half, upper=True))
+        # No name here refers to a matrix, so that it is freed before the next one is made.
+        solved = _solve_by_factor(make_matrix(), right, penalty)
+        if solved is None:  # the penalty is below the round-off of a singular M
+            solved = _solve_by_eigenvalues(make_matrix(), right, penalty)
+        found.append(solved)
         watch("penalties of the classifier", len(found), len(penalties))
     return found
+
+
+def _solve_by_factor(matrix: Tensor, right: Tensor, penalty: float) -> Tensor | None:
+    """Solve by a Cholesky factor, which overwrites the matrix; None if there is none."""
+    # LAPACK needs columns one after the other, as the transpose has them: neither call below copies the matrix.
+    matrix, failed = matrix.mT, torch.empty((), dtype=torch.int32)
+    matrix.diagonal().add_(penalty)
+    torch.linalg.cholesky_ex(matrix, out=(matrix, failed))
+    if failed:
+        return None
+    half = torch.linalg.solve_triangular(matrix, right, upper=False)
+    return torch.linalg.solve_triangular(matrix.mT, half, upper=True)
 
 
 def _solve_by_eigenvalues(matrix: Tensor, right: Tensor, penalty: float) -> Tensor:

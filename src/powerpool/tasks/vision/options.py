@@ -49,8 +49,8 @@ class TrainOptions(VisionConfig):
         return take_fields(self, VisionConfig)
 
     def stored_config(self, config: VisionConfig) -> VisionConfig:
-        """Return the settings that are stored with the run; it may be resumed with another number of workers."""
-        return replace(config, workers=None)
+        """Return the settings that are stored with the run; workers and memory may differ when it is resumed."""
+        return replace(config, workers=None, head=replace(config.head, memory=None))
 
     @property
     def chain(self) -> int:
@@ -235,7 +235,10 @@ class SweepOptions(base.StudyOptions):
 
     def read_config(self) -> VisionConfig:
         """Return the settings that the sweep starts from."""
-        return read_config(self, self.data if self.data or self.recipe else "digits", "frozen")
+        from powerpool.tasks.vision.plan import with_memory_share  # imports much that options do not need
+
+        config = read_config(self, self.data if self.data or self.recipe else "digits", "frozen")
+        return with_memory_share(config)
 
     def points(self, config: VisionConfig, name: str) -> list[VisionConfig]:
         """Return the configurations of a sweep over one setting; each has a single grid point."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Literal
 
 from powerpool.errors import ArgumentError
-from powerpool.tasks.vision.config import HeadConfig
+from powerpool.runs.engines import usable_cores
+from powerpool.tasks.vision.config import HeadConfig, VisionConfig
 from powerpool.tasks.vision.systems import Gram, Minibatches, NormalEquations, Samples, Subspace, System
 from powerpool.tasks.vision.vectors import POOL_BATCH, choose_dtype
 
@@ -25,6 +27,8 @@ MOST_PASSES = 50
 """The Gram matrix is computed from blocks if every image is pooled at most so often, as by epochs of softmax."""
 POOLING = 8 * POOL_BATCH
 """Vectors whose memory the pooling of a batch needs: there are several C' x C' matrices of each image."""
+CONTAINER = Path("/sys/fs/cgroup/memory.max")
+"""The limit of a container in bytes, or "max"."""
 
 
 @dataclass(frozen=True)
@@ -69,57 +73,95 @@ class Plan:
     @property
     def _dimensions(self) -> str:
         space = self.subspace
-        return "all" if space is None else f"{space.steps * space.groups * self.shape.classes:,}"
+        if space is None:
+            return "all"
+        return f"{space.steps} x {space.groups * self.shape.classes:,}"
 
     @property
-    def text(self) -> str:
-        """One line for people and records."""
+    def method(self) -> str:
+        """What the numbers depend on, beside round-off: the solver and its size."""
         shape = self.shape
-        how = {
+        return {
             "gram": f"dot products of {shape.images:,} images",
             "normal": f"normal equations of {shape.width:,} numbers",
             "subspace": f"normal equations in {self._dimensions} of {shape.width:,} dimensions",
             "minibatches": f"minibatches of vectors of {shape.width:,} numbers",
         }[self.solver]
+
+    @property
+    def text(self) -> str:
+        """One line for people and records."""
         vectors = "vectors in memory" if self.keep else f"vectors pooled when needed, {self.block:,} images at a time"
-        return f"{how}, {vectors}"
+        return f"{self.method}, {vectors}"
 
 
 def memory_limit(head: HeadConfig) -> float:
-    """Return the limit in bytes: the given one, or half of the memory of the machine."""
+    """Return the limit in bytes: the given one, or half of the memory of the machine or container."""
     if head.memory is not None:
         return 1e9 * head.memory
-    return 0.5 * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    allowed = CONTAINER.read_text().strip() if CONTAINER.exists() else "max"
+    return 0.5 * min(total, total if allowed == "max" else int(allowed))
+
+
+def with_memory_share(config: VisionConfig) -> VisionConfig:
+    """Return the settings for one of several processes on frozen features: together they keep the default limit.
+
+    It is divided by the number of cores, so that the solver does not depend on ``--jobs``, nor on which machine of a
+    cluster computes a unit.
+    """
+    if config.head.memory is not None or config.mode != "frozen":
+        return config
+    share = memory_limit(config.head) / 1e9 / usable_cores()
+    return replace(config, head=replace(config.head, memory=share))
 
 
 def make_plan(head: HeadConfig, shape: Shape) -> Plan:
     """Return the exact solution if its matrices fit; otherwise one that needs less memory; or refuse."""
     limit = memory_limit(head)
-    gram = _fit_vectors(shape, limit, "gram", _gram_bytes(shape)) if shape.images < shape.width else None
-    if gram is not None and (gram.keep or shape.images <= 2 * MOST_PASSES * gram.block):
-        return gram
+    ways = _list_ways(head, shape, limit)
+    for way in ways:
+        found = _fit_vectors(shape, limit, way)
+        if found is not None:
+            return found
+    least = 1.01e-9 * min(way.needed + _least(shape, way.block) for way in ways)  # not rounded down below
+    raise ArgumentError(
+        f"The classifier of {shape.classes} classes and vectors of {shape.width:,} numbers needs {least:.3g} GB, "
+        f"and head.memory allows {limit / 1e9:.3g} GB. Raise head.memory, use a backbone with fewer channels, or "
+        "use mode end-to-end with pool.reduce_to."
+    )
+
+
+@dataclass(frozen=True)
+class _Way:
+    """A solver and the bytes that it needs beside vectors."""
+
+    solver: Solver
+    needed: int
+    block: int = POOL_BATCH
+    """The smallest block of images."""
+    subspace: Subspace | None = None
+
+
+def _list_ways(head: HeadConfig, shape: Shape, limit: float) -> list[_Way]:
+    """Return the ways to compute a classifier, the preferred one first."""
+    ways = []
+    if shape.images < shape.width:
+        block = max(POOL_BATCH, math.ceil(shape.images / (2 * MOST_PASSES)))
+        ways.append(_Way("gram", _gram_bytes(head, shape), block))
     if head.kind == "softmax":
         needed = (4 * len(head.penalties) + 2) * shape.weights  # with momentum, and a checkpoint that is read
-        found = _fit_vectors(shape, limit, "minibatches", needed)
-    elif shape.width <= shape.images and (plan := _fit_vectors(shape, limit, "normal", _normal_bytes(shape))):
-        found = plan
-    else:
-        subspace = _largest_subspace(shape, limit)
-        needed = _subspace_bytes(shape, subspace)
-        found = _fit_vectors(shape, limit, "subspace", needed, subspace)
-    if found is None:
-        least = (needed + _least(shape)) / 1e9
-        raise ArgumentError(
-            f"The classifier of {shape.classes} classes and vectors of {shape.width:,} numbers needs {least:.2g} GB, "
-            f"and head.memory allows {limit / 1e9:.2g} GB. Raise head.memory, use a backbone with fewer channels, or "
-            "use mode end-to-end with pool.reduce_to."
-        )
-    return found
+        return [*ways, _Way("minibatches", needed)]
+    if shape.width <= shape.images:
+        ways.append(_Way("normal", _normal_bytes(shape)))
+    subspace = _largest_subspace(shape, limit)
+    return [*ways, _Way("subspace", _subspace_bytes(shape, subspace), subspace=subspace)]
 
 
-def _gram_bytes(shape: Shape) -> int:
+def _gram_bytes(head: HeadConfig, shape: Shape) -> int:
     item = choose_dtype(shape.images, shape.width).itemsize
-    return (item + 8) * shape.images**2 + 3 * shape.weights
+    centred = 8 if head.kind == "ridge" else 8 + 4  # softmax regression copies it to float32
+    return (item + centred) * shape.images**2 + 3 * shape.weights
 
 
 def _normal_bytes(shape: Shape) -> int:
@@ -140,17 +182,15 @@ def _largest_subspace(shape: Shape, limit: float) -> Subspace:
     return Subspace(1)
 
 
-def _least(shape: Shape) -> int:
-    """Return the bytes for pooling, and for the smallest blocks."""
-    return (POOLING + COPIES * POOL_BATCH) * shape.vector
+def _least(shape: Shape, block: int = POOL_BATCH) -> int:
+    """Return the bytes for pooling, and for blocks of vectors."""
+    return (POOLING + COPIES * block) * shape.vector
 
 
-def _fit_vectors(
-    shape: Shape, limit: float, solver: Solver, needed: float, space: Subspace | None = None
-) -> Plan | None:
+def _fit_vectors(shape: Shape, limit: float, way: _Way) -> Plan | None:
     """Return the plan with vectors in memory, or else in the largest blocks that fit; None if none fits."""
-    rest = limit - needed - POOLING * shape.vector
+    rest = limit - way.needed - POOLING * shape.vector
     if rest >= (shape.images + COPIES * POOL_BATCH) * shape.vector:
-        return Plan(solver, shape, True, BLOCK, space)
+        return Plan(way.solver, shape, True, BLOCK, way.subspace)
     block = min(BLOCK, int(rest / (COPIES * shape.vector)))
-    return Plan(solver, shape, False, block, space) if block >= POOL_BATCH else None
+    return Plan(way.solver, shape, False, block, way.subspace) if block >= way.block else None

@@ -50,6 +50,7 @@ from powerpool.tasks.vision.inference import TrainedModel, evaluate, feature_sou
 from powerpool.tasks.vision.linear import score, top_five
 from powerpool.tasks.vision.model import ImageClassifier
 from powerpool.tasks.vision.options import SCHEMA, EvaluateOptions, PredictOptions, ReproduceOptions
+from powerpool.tasks.vision.plan import with_memory_share
 
 END_TO_END = "end-to-end"
 
@@ -71,6 +72,7 @@ class VisionTask(SweepableTask[VisionConfig, Data, Fit, Model]):
     """Image classification by a backbone, a pool of the tables and a linear classifier."""
 
     name = "vision"
+    version = 2
     metric = "top-1 accuracy in %"
     sweep_schema = SCHEMA
     validation_part = "validation images"
@@ -112,7 +114,13 @@ class VisionTask(SweepableTask[VisionConfig, Data, Fit, Model]):
         if isinstance(data, Features):
             # No result on frozen features depends on the settings of end-to-end training.
             kept = {name: value for name, value in found.items() if name not in ("training", "mode")}
-            return {**kept, "backbone_digest": data.facts["backbone_digest"], "features": data.facts["made_by"]}
+            del kept["head"]["memory"]  # which matters only by the solver that it leads to
+            return {
+                **kept,
+                "solvers": frozen.solvers(config, data, [self.protocol(config)]),
+                "backbone_digest": data.facts["backbone_digest"],
+                "features": data.facts["made_by"],
+            }
         return {**found, "backbone_digest": _digest_backbone(config.backbone, config.download)}
 
     # ---- the protocol ----
@@ -138,7 +146,7 @@ class VisionTask(SweepableTask[VisionConfig, Data, Fit, Model]):
         file = None if checkpoint is None else checkpoint.with_suffix(".json")
         if file is not None and file.exists():
             found = _read_fit(file)
-            if set(protocols) <= found.heads.keys():
+            if frozen.is_current(found, config, data, protocols):
                 return found
         found = frozen.validate(config, unit.point, data, protocols, checkpoint, watch)
         if file is not None:
@@ -312,15 +320,18 @@ class VisionTask(SweepableTask[VisionConfig, Data, Fit, Model]):
     def plan(self, options: ReproduceOptions, watch: Watch) -> list[Row[VisionConfig, Data]]:
         rows: list[Row[VisionConfig, Data]] = []
         for name in options.data_sets:
-            recipe = with_precision(options.read_config(name))
+            recipe = with_memory_share(with_precision(options.read_config(name)))
             # Before the data is read: a method that cannot have the values of the grid is refused at once.
             configs = [replace(recipe, pool=replace(recipe.pool, method=method)) for method in options.methods]
             data = self.load(recipe, watch)
             is_frozen = recipe.mode == "frozen"
             protocols = tuple(PROTOCOLS[head] for head in options.heads) if is_frozen else (END_TO_END,)
             for config in configs:
-                title = self.identity(data).name
-                rows.append(Row((config,), data, protocols, config.pool.method, title, exclusive=not is_frozen))
+                title, own = self.identity(data).name, {}
+                if isinstance(data, Features):
+                    own["solvers"] = frozen.solvers(config, data, protocols)
+                row = Row((config,), data, protocols, config.pool.method, title, exclusive=not is_frozen, settings=own)
+                rows.append(row)
         return rows
 
     def describe(self, config: VisionConfig, data: Data, protocol: str, result: Any) -> str:
