@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from powerpool.checks import require_floating
-from powerpool.errors import ArgumentError, StateError
+from powerpool.errors import ArgumentError, StateError, shown
 
 Parameter: TypeAlias = float | Tensor
 """The parameter of a curve: a Python number, or a tensor (an ``nn.Parameter`` to learn it)."""
@@ -56,8 +56,8 @@ class Curve(nn.Module, ABC):
     r"""A power normalization :math:`g` with :math:`g(0) = 0`.
 
     A curve is a module so that a tensor parameter belongs to whatever module holds the curve: it is in its
-    ``parameters()`` or ``buffers()``, moves with ``.to(device)`` and is saved in its ``state_dict()``. A number is
-    saved too, as the extra state of the curve; a state with another number is refused.
+    ``parameters()`` or ``buffers()``, moves with ``.to(device)`` and is saved in its ``state_dict()``. The class of the
+    curve, a parameter that is a number and options are saved too, as the extra state; that of another curve is refused.
 
     Subclasses write formulas as functions of the point *and* the parameter, so that one formula serves numbers and
     tensors, and gradients with respect to both are exact.
@@ -66,6 +66,8 @@ class Curve(nn.Module, ABC):
     domain: ClassVar[tuple[float, float]]
     """The closed interval on which the curve is defined."""
     parameter_name: ClassVar[str]
+    option_names: ClassVar[tuple[str, ...]] = ()
+    """Attributes other than the parameter that the constructor sets; they are part of the state."""
     adds_eps: ClassVar[bool] = False
     """Whether the element-wise form adds ``eps`` to every entry, which bounds the slope at 0."""
     keeps_value: ClassVar[bool] = False
@@ -173,33 +175,34 @@ class Curve(nn.Module, ABC):
         return torch.where(outside, torch.nan, p.clamp(min=low, max=high))
 
     def get_extra_state(self) -> Tensor:
-        """Return a parameter that is a number, as a tensor, which safetensors files can hold."""
-        number = getattr(self, self.parameter_name)
-        return torch.tensor(0.0 if isinstance(number, Tensor) else number, dtype=torch.float64, device="cpu")
+        """Return the description of the curve as a tensor of bytes, which safetensors files can hold."""
+        return torch.tensor(list(self._description().encode()), dtype=torch.uint8, device="cpu")
 
     def set_extra_state(self, state: Tensor) -> None:
-        """Refuse a state with another number than the parameter."""
-        own = getattr(self, self.parameter_name)
-        if isinstance(own, Tensor) or state.is_meta:
+        """Refuse the state of another curve: of another class, or with another number or other options."""
+        if state.is_meta:
             return
-        # A file may hold the number in a lower precision.
-        if not math.isclose(float(state), own, rel_tol=torch.finfo(state.dtype).eps):
-            name, saved = self.parameter_name, f"{float(state):.12g}"
+        # A state may have been cast to a floating type as a whole.
+        codes = state.detach().flatten().double().round().to(torch.uint8)
+        saved, own = bytes(codes.tolist()).decode(errors="replace"), self._description()
+        if saved != own:
             raise StateError(
-                f"The state was saved with {name}={saved}, but this {type(self).__name__} has {name}={own:.12g}. "
-                f"Build it with {name}={saved} to load the state."
+                f"The state was saved with the curve {shown(saved)}, but this one is {own!r}. Build it like the saved "
+                f"one to load the state, or remove '...{EXTRA_STATE}' from the state to keep the present one."
             )
 
-    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
-        super()._save_to_state_dict(destination, prefix, keep_vars)
-        if self.is_learnable:  # a tensor is saved under its own name
-            del destination[prefix + EXTRA_STATE]
+    def _description(self) -> str:
+        """Return the class, the parameter and the options; a tensor parameter is saved under its own name."""
+        given = getattr(self, self.parameter_name)
+        value = "tensor" if isinstance(given, Tensor) else repr(float(given))
+        options = "".join(f", {name}={getattr(self, name)}" for name in self.option_names)
+        return f"{type(self).__name__}({self.parameter_name}={value}{options})"
 
     def _load_from_state_dict(
         self, state_dict: Any, prefix: str, metadata: Any, strict: bool, missing: list[str], *others: Any
     ) -> None:
         super()._load_from_state_dict(state_dict, prefix, metadata, strict, missing, *others)
-        if prefix + EXTRA_STATE in missing:  # a tensor parameter, or a state of version 0.1
+        if prefix + EXTRA_STATE in missing:  # a state of version 0.1
             missing.remove(prefix + EXTRA_STATE)
 
     def forward(self, p: Tensor) -> Tensor:

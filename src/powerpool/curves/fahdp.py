@@ -42,6 +42,7 @@ class FAHDP(Curve):
 
     domain = (0.0, 1.0)
     parameter_name = "t"
+    option_names = ("rounding",)
     minimum = 1e-6
     t: Parameter
 

@@ -31,6 +31,7 @@ class SigmE(Curve):
 
     domain = (-float("inf"), float("inf"))
     parameter_name = "eta"
+    option_names = ("trace_normalize",)
     minimum = 1e-6
 
     def __init__(self, eta: Parameter = 50.0, trace_normalize: bool = True) -> None:

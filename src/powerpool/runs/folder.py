@@ -42,6 +42,8 @@ CHECKPOINTS = "checkpoints"
 OLD_CHECKPOINTS = ("trials", "points", "training")
 """Where version 0.1 kept what is needed to resume."""
 FORMAT = 2
+LONGEST_DESCRIPTION = 1000
+"""Bytes of the description of a curve in a model file."""
 LARGEST_SPEC = 64 << 20
 """Limit in bytes for ``model.json``."""
 LARGEST_CHECKPOINT = 16 << 30
@@ -263,13 +265,17 @@ def build_network(make: Callable[[], N], weights: Weights, file: str | Path, *, 
             expected = {name: tuple(value.shape) for name, value in make().state_dict().items()}
     except (RuntimeError, TypeError, OverflowError) as error:  # sizes that no tensor can have
         raise RecordError(f"{file}: no network can be built from the stored settings.") from error
-    # Models of version 0.1 have no extra states, which hold the fixed parameters of curves.
+    # Models of version 0.1 have no extra states, which describe curves.
     missing = [
         name
         for name in expected.keys() - weights.shapes.keys()
         if not name.startswith(optional or ("\0",)) and not name.endswith(EXTRA_STATE)
     ]
-    wrong = [name for name, shape in weights.shapes.items() if expected.get(name) != shape]
+    wrong = [
+        name
+        for name, shape in weights.shapes.items()
+        if expected.get(name) != shape and not (name in expected and _is_description(name, shape))
+    ]
     if missing or wrong:
         names = ", ".join(sorted([*missing, *wrong])[:3])
         raise RecordError(f"{file}: the weights do not fit the stored settings ({shown(names)[1:-1]}).")
@@ -279,6 +285,11 @@ def build_network(make: Callable[[], N], weights: Weights, file: str | Path, *, 
     except StateError as error:
         raise RecordError(f"{file}: the weights do not fit the stored settings. {error}") from error
     return network.eval()
+
+
+def _is_description(name: str, shape: tuple[int, ...]) -> bool:
+    """Whether a tensor may be the description of another curve, which loading refuses by what it says."""
+    return name.endswith(EXTRA_STATE) and len(shape) == 1 and shape[0] <= LONGEST_DESCRIPTION
 
 
 # ---- checkpoints -----------------------------------------------------------------------------------------------------
