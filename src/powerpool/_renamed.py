@@ -27,6 +27,10 @@ RENAMED = {
     "powerpool.records": "powerpool.runs.record powerpool.runs.environment powerpool.files",
     "powerpool.segments": "powerpool.moments.segments",
     "powerpool.statistics": "powerpool.runs.compare",
+    "powerpool.theory.derivatives": "powerpool.theory.matrices",
+    "powerpool.theory.kernels": "powerpool.theory.matrices",
+    "powerpool.theory.sigme": "powerpool.theory.links",
+    "powerpool.theory.spectrum": "powerpool.theory.matrices",
 }
 
 
