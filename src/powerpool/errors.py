@@ -44,7 +44,7 @@ class UnknownNameError(PowerPoolError, ValueError):
 
 
 class StateError(PowerPoolError, RuntimeError, ValueError):
-    """A saved state belongs to a module with other settings."""
+    """A module is not in the state that is needed: a saved state is that of other settings, or a layer has not run."""
 
 
 class DomainError(PowerPoolError, ValueError):

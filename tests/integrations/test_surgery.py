@@ -534,6 +534,55 @@ def test_the_head_alone_is_refused() -> None:
         model.classifier(torch.rand(4, 32))
 
 
+def test_features_of_another_batch_are_refused() -> None:
+    model = replace_pooling(vit(), pool_of_tokens(), 5)
+    model.vit(torch.rand(7, *IMAGES.shape[1:]))
+    with pytest.raises(StateError, match=r"batch of 2.* batch of 7"):
+        model.classifier(torch.zeros(2, 32))
+    assert model.classifier.tap.take() is None  # an error does not keep activations alive
+    assert model(IMAGES).logits.shape == (4, 5)
+
+
+def test_copies_of_the_model_keep_their_own_features() -> None:
+    model = replace_pooling(vit(), pool_of_tokens(), 5)
+    for other in (copy.deepcopy(model), copy.deepcopy(copy.deepcopy(model))):
+        other.vit(IMAGES)
+        with pytest.raises(StateError, match="whole model"):
+            model.classifier(torch.zeros(4, 32))
+        assert other.classifier(torch.zeros(4, 32)).shape == (4, 5)
+
+
+@pytest.mark.parametrize("size, grid", [((16, 64), (2, 8)), ((32, 32), None)])
+def test_coordinates_get_a_grid_of_patches_that_is_not_square(size: tuple[int, int], grid: tuple | None) -> None:
+    from transformers import ViTConfig, ViTForImageClassification
+
+    model = ViTForImageClassification(
+        ViTConfig(hidden_size=32, num_hidden_layers=1, num_attention_heads=2, image_size=size, patch_size=8)
+    )
+    pool = pp.nn.SecondOrderPool1d(32, reduce_to=4, coordinates=2)
+    replace_pooling(model, pool, 5)
+    assert pool.grid == grid
+    assert model(torch.rand(2, 3, *size)).logits.shape == (2, 5)
+
+
+def test_an_unknown_grid_of_images_that_are_not_square_is_refused() -> None:
+    class Merged(nn.Module):
+        image_size = (16, 64)
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.patches, self.embed, self.head = nn.Conv2d(3, 8, 4, 4), nn.Linear(8, 8), nn.Linear(8, 3)
+
+        def forward(self, images: torch.Tensor) -> torch.Tensor:
+            merged = nn.functional.avg_pool2d(self.patches(images), 2)  # 2 x 8, which no convolution returns
+            return self.head(self.embed(merged.flatten(2).mT).mean(1))
+
+    with pytest.raises(ArgumentError, match=r"16 x 64.*grid"):
+        replace_pooling(Merged(), pp.nn.SecondOrderPool1d(8, coordinates=2), 5)
+    pool = pp.nn.SecondOrderPool1d(8, coordinates=2, grid=(2, 8))
+    assert replace_pooling(Merged(), pool, 5)(torch.rand(2, 3, 16, 64)).shape == (2, 5)
+
+
 def test_a_pooling_in_the_forward_can_be_replaced_again() -> None:
     model = replace_pooling(vit(), pool_of_tokens(), 5)
     replace_pooling(model, pp.nn.FirstOrderPool1d(32), 3)

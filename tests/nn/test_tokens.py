@@ -242,6 +242,10 @@ def test_maps_and_tokens_are_told_apart_by_name() -> None:
                 flat(torch.rand(shape))
         with pytest.raises(ShapeError, match=type(flat).__name__):
             deep(torch.rand(2, 50, 8))
+        video = torch.rand(5, 8, 10, 8)  # 5 videos of 8 frames, as many as channels
+        with pytest.raises(ShapeError, match=r"flatten\(0, -3\)"):
+            flat(video)
+        flat(video.flatten(0, -3))
 
 
 @pytest.mark.parametrize(

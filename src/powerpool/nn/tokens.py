@@ -46,6 +46,8 @@ class Tokens(Pool):
             remedy = "Build it with the channels of the layer before it."
             if tokens.ndim >= 3 and tokens.shape[-3] == self.channels:
                 remedy = f"For maps (B, {self.channels}, H, W) use {self.pool_of_maps}."
+            if is_map and tokens.shape[-1] == self.channels:
+                remedy = f"{remedy[:-1]}; for tokens, join the leading dimensions by tokens.flatten(0, -3)."
             raise ShapeError(
                 f"The pool was built for tokens of shape (*, {crops}N, {self.channels}) (got {tuple(tokens.shape)}). "
                 f"{remedy}"
@@ -211,7 +213,8 @@ class SecondOrderPool1d(SecondOrderTokens, SecondOrderVector):
         prefix_tokens: the number of tokens before those of the patches: class, distillation and register tokens.
         cls: ``"drop"`` to leave out all prefix tokens, ``"concat"`` to append the first of them, the class token.
         coordinates: pivots Z of the spatial coordinates, 0 for none; they add 2Z channels.
-        grid: height and width of the grid of patches, for coordinates; None for a square.
+        grid: height and width of the grid of patches, for coordinates. None assumes a square: 2 x 8 patches without
+            ``grid`` get the coordinates of 4 x 4, because only a number that is no square can be refused.
         sigma, alpha: width and weight of the coordinates.
         eps, check, trace_power, slope: see :mod:`powerpool.functional`.
         crops: whether tokens have shape (B, K, N, C) and the K crops of an image are pooled as one set. Coordinates are

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -45,6 +46,8 @@ class Site:
     channels: int
     prefix_tokens: int
     """Class, distillation and register tokens."""
+    grid: tuple[int, int] | None = None
+    """Height and width of the grid of patches; None for maps, and where no convolution has this grid."""
     dims_after: int = 0
     """Dimensions of size 1 that the layer that pools leaves after the vector."""
 
@@ -298,7 +301,7 @@ def _is_pooled(features: Tensor, vector: Tensor, prefix: int) -> bool:  # shape:
 def _find_named(probe: Probe, where: str, channels: int | None) -> Site:
     names = [name for name in probe.names.values() if name]
     ends = [name for name in names if name.endswith(f".{where}")]
-    if where not in names and len(ends) == 1:  # without the name of the base model, as "encoder.layer.11"
+    if where not in names and len(ends) == 1:  # without the name of the base model, as "layers.11"
         where = ends[0]
     if where not in names:
         shown = ", ".join(repr(name) for name in names[-5:])
@@ -351,17 +354,24 @@ def _make_site(
         layout=layout,
         channels=shape[layout.index("C")],
         prefix_tokens=_count_prefix(probe, shape, layout),
+        grid=_patch_grid(probe, shape, layout),
         dims_after=dims_after,
     )
 
 
 def _count_prefix(probe: Probe, shape: tuple[int, ...], layout: Layout) -> int:
     """Return how many tokens there are beyond the grid of the convolution that makes patches."""
+    grid = _patch_grid(probe, shape, layout)
+    return 0 if grid is None else shape[layout.index("N")] - math.prod(grid)
+
+
+def _patch_grid(probe: Probe, shape: tuple[int, ...], layout: Layout) -> tuple[int, int] | None:
+    """Return the largest grid of a convolution that has no more places than there are tokens."""
     if len(shape) != 3:
-        return 0
-    number = shape[layout.index("N")]
-    grids = [call.shape[2] * call.shape[3] for call in probe.calls if isinstance(call.layer, nn.Conv2d)]
-    return number - max((grid for grid in grids if grid <= number), default=number)
+        return None
+    grids = [(call.shape[2], call.shape[3]) for call in probe.calls if isinstance(call.layer, nn.Conv2d)]
+    fitting = (grid for grid in grids if math.prod(grid) <= shape[layout.index("N")])
+    return max(fitting, key=math.prod, default=None)
 
 
 def _searched(module: nn.Module) -> Iterator[nn.Module]:

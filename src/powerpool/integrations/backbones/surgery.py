@@ -6,6 +6,7 @@ import copy
 import logging
 import threading
 import warnings
+import weakref
 from typing import Any
 
 import torch
@@ -25,7 +26,7 @@ from powerpool.integrations.backbones.sites import (
     find_site,
 )
 from powerpool.nn.pools import Maps
-from powerpool.nn.tokens import Tokens
+from powerpool.nn.tokens import SecondOrderTokens, Tokens
 
 LARGE = 2**15
 """Vectors longer than this get a warning: a head of that length is rarely wanted."""
@@ -59,12 +60,13 @@ class Kept(threading.local):
 class Tap:
     """A forward hook that keeps the features of the running forward pass until the head takes them.
 
-    One for each thread: threads that share a model, as those of DataParallel, have their own features. Copies of a
-    model share the tap, because a head may be copied without the rest of its model, as PEFT does.
+    Each thread that shares a model, as those of DataParallel do, has its own features. A copy of the model has its own
+    tap. A copy of the head alone, as PEFT makes it, shares the tap, because it stays in the same model.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, source: nn.Module | None = None) -> None:
         self.kept = Kept()
+        self.source = None if source is None else weakref.ref(source)
 
     def __call__(self, layer: nn.Module, inputs: Any, output: Any) -> None:
         """Keep the first tensor of an output."""
@@ -76,7 +78,8 @@ class Tap:
         return features
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Tap:
-        return self
+        source = None if self.source is None else self.source()
+        return Tap(memo[id(source)]) if id(source) in memo else self
 
     def __reduce__(self) -> tuple[type[Tap], tuple[()]]:
         return Tap, ()
@@ -100,6 +103,11 @@ class PooledHead(nn.Linear, Replacement):
             raise StateError(
                 "The head of a replaced pooling reads the features of a layer of its model, which has not run. Call "
                 "the whole model."
+            )
+        if len(features) != len(vector):
+            raise StateError(
+                f"The head of a replaced pooling got a batch of {len(vector)}, but the features of its model are a "
+                f"batch of {len(features)}, of an earlier call of a part of the model. Call the whole model."
             )
         if vector.requires_grad and not features.requires_grad:
             raise StateError(
@@ -136,9 +144,11 @@ def replace_pooling(model: nn.Module, pool: nn.Module, num_classes: int, where: 
         pool: a module from maps (B, C, h, w) or tokens (B, N, C) to vectors (B, F) with an attribute ``out_features``,
             F, such as :class:`powerpool.nn.SecondOrderPool2d` or :class:`powerpool.nn.SecondOrderPool1d`, built for the
             C of the model. The ``prefix_tokens`` of the latter are set to the number of class, distillation and
-            register tokens of the model, unless they are given.
+            register tokens of the model, unless they are given. If it has coordinates, its ``grid`` is set to that of
+            the model's patches if that is not a square.
         num_classes: the number of classes of the new classifier.
-        where: the name of the module whose output is pooled, or the end of its name, such as ``"encoder.layer.11"``;
+        where: the name of the module whose output is pooled, or the end of its name, such as ``"layers.11"`` of a
+           ViT;
             None to find it. Layers after it are not used any more, except for the classifier.
 
     Example:
@@ -169,10 +179,9 @@ def replace_pooling(model: nn.Module, pool: nn.Module, num_classes: int, where: 
     with torch.random.fork_rng(devices=[device.index for device in devices]):
         probe = Probe(model)
         site = find_site(probe, where, getattr(pool, "channels", None))
-        prefix_tokens = _require_fit(probe.kind, pool, site)
-        _try_out(probe, site, pool, num_classes, prefix_tokens)
-    if prefix_tokens is not None:
-        pool.prefix_tokens = prefix_tokens  # type: ignore[assignment]
+        _require_fit(probe, pool, site)
+        _try_out(probe, site, pool, num_classes)
+    _set_tokens(pool, site)
     apply_site(model, site, pool, num_classes)
     _tell_classes(model, num_classes)
     _report(model, site, pool)
@@ -194,10 +203,11 @@ def apply_site(model: nn.Module, site: Site, pool: nn.Module, num_classes: int) 
         replaced[first] = _linear_like(first, *sizes)
     else:
         assert site.source is not None
-        tap = Tap()
+        source = model.get_submodule(site.source)
+        tap = Tap(source)
         replaced[first] = PooledHead(pool, site.layout, tap, first, sizes)
         _remove_taps(model)
-        model.get_submodule(site.source).register_forward_hook(tap)
+        source.register_forward_hook(tap)
     for old, new in replaced.items():
         new.train(old.training)
     _swap(model, replaced)
@@ -218,8 +228,9 @@ def _require_pool(pool: nn.Module, num_classes: int) -> None:
         raise ArgumentError(f"num_classes must be at least 1 (got {num_classes}).")
 
 
-def _require_fit(kind: str, pool: nn.Module, site: Site) -> int | None:
-    """Refuse a pool that does not fit the features; return the prefix tokens that it must have, None for no change."""
+def _require_fit(probe: Probe, pool: nn.Module, site: Site) -> None:
+    """Refuse a pool that does not fit the features."""
+    kind = probe.kind
     what = "tokens (B, N, C)" if site.has_tokens else "maps (B, C, h, w)"
     other = None
     if isinstance(pool, Maps) and site.has_tokens:
@@ -239,7 +250,7 @@ def _require_fit(kind: str, pool: nn.Module, site: Site) -> int | None:
             f"instance, powerpool.nn.{example}({site.channels})."
         )
     if not isinstance(pool, Tokens):
-        return None
+        return
     if pool.prefix_tokens not in (0, site.prefix_tokens):
         raise ArgumentError(
             f"{kind} has {site.prefix_tokens} prefix tokens, but the pool was built for {pool.prefix_tokens}. Leave "
@@ -247,14 +258,31 @@ def _require_fit(kind: str, pool: nn.Module, site: Site) -> int | None:
         )
     if pool.cls == "concat" and site.prefix_tokens == 0:
         raise ArgumentError(f"{kind} has no class token that cls='concat' could append. Use cls='drop'.")
-    return site.prefix_tokens
+    height, width = probe.images.shape[-2:]
+    if _lacks_grid(pool) and site.grid is None and height != width:
+        raise ArgumentError(
+            f"{kind} takes images of {height} x {width} pixels, and the grid of its tokens, which coordinates need, is "
+            "not known. Pass grid=(height, width) to the pool."
+        )
 
 
-def _try_out(probe: Probe, site: Site, pool: nn.Module, num_classes: int, prefix_tokens: int | None) -> None:
+def _lacks_grid(pool: nn.Module) -> bool:
+    return isinstance(pool, SecondOrderTokens) and pool.coordinates > 0 and pool.grid is None
+
+
+def _set_tokens(pool: nn.Module, site: Site) -> None:
+    """Set what a pool of tokens must know of the model."""
+    if isinstance(pool, Tokens):
+        pool.prefix_tokens = site.prefix_tokens
+    # None stands for a square of any size, and images of other sizes still work.
+    if isinstance(pool, SecondOrderTokens) and _lacks_grid(pool) and site.grid and site.grid[0] != site.grid[1]:
+        pool.grid = site.grid
+
+
+def _try_out(probe: Probe, site: Site, pool: nn.Module, num_classes: int) -> None:
     """Replace the pooling of the copy, and refuse it if that fails."""
     tried = copy.deepcopy(pool).eval()
-    if prefix_tokens is not None:
-        tried.prefix_tokens = prefix_tokens  # type: ignore[assignment]
+    _set_tokens(tried, site)
     classes = min(num_classes, 8)  # only shapes are compared, and the weights of a large head need much memory
     try:
         apply_site(probe.model, site, tried, classes)
