@@ -117,6 +117,9 @@ def test_the_fixed_parameter_of_a_curve_is_compared(tmp_path):
         build_network(lambda: pool(5), weights, MODEL)
     without = Weights.of({"0.reduction.0.weight": weights.read()["0.reduction.0.weight"]})  # as of version 0.1
     assert build_network(lambda: pool(5), without, MODEL)[0].curve.eta == 5
+    long = Weights.of({**weights.read(), "0.curve._extra_state": torch.zeros(10_000, dtype=torch.uint8)})
+    with pytest.raises(RecordError, match=r"\(0\.curve\._extra_state\)"):  # by its size, without being read
+        build_network(lambda: pool(20), long, MODEL)
 
 
 def test_sizes_are_compared_before_memory_is_allocated(tmp_path):
