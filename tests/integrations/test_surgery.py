@@ -627,8 +627,10 @@ def test_compiled_and_exported_models_are_equal() -> None:
     compiled = torch.compile(model, backend="eager")
     for _ in range(2):
         assert_close(compiled(IMAGES).logits, expected, **tolerance(torch.float32))
-    exported = torch.export.export(model, (IMAGES,)).module()
+    batch = torch.export.Dim("batch", min=2, max=64)
+    exported = torch.export.export(model, (IMAGES,), dynamic_shapes=({0: batch},)).module()
     assert_close(exported(IMAGES).logits, expected, **tolerance(torch.float32))
+    assert_close(exported(IMAGES[:3]).logits, expected[:3], **tolerance(torch.float32))
 
 
 def test_a_model_with_lora_trains_its_new_head() -> None:

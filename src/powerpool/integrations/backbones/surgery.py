@@ -104,10 +104,10 @@ class PooledHead(nn.Linear, Replacement):
                 "The head of a replaced pooling reads the features of a layer of its model, which has not run. Call "
                 "the whole model."
             )
-        if len(features) != len(vector):
+        if features.shape[0] != vector.shape[0]:  # len() would make the size a constant in torch.export
             raise StateError(
-                f"The head of a replaced pooling got a batch of {len(vector)}, but the features of its model are a "
-                f"batch of {len(features)}, of an earlier call of a part of the model. Call the whole model."
+                f"The head of a replaced pooling got a batch of {vector.shape[0]}, but the features of its model are a "
+                f"batch of {features.shape[0]}, of an earlier call of a part of the model. Call the whole model."
             )
         if vector.requires_grad and not features.requires_grad:
             raise StateError(
@@ -147,9 +147,8 @@ def replace_pooling(model: nn.Module, pool: nn.Module, num_classes: int, where: 
             register tokens of the model, unless they are given. If it has coordinates, its ``grid`` is set to that of
             the model's patches if that is not a square.
         num_classes: the number of classes of the new classifier.
-        where: the name of the module whose output is pooled, or the end of its name, such as ``"layers.11"`` of a
-           ViT;
-            None to find it. Layers after it are not used any more, except for the classifier.
+        where: the name of the module whose output is pooled, or the end of its name, such as ``"layers.11"`` for
+            ``vit.layers.11``; None to find it. Layers after it are not used any more, except for the classifier.
 
     Example:
         >>> import torch, powerpool as pp
