@@ -49,6 +49,7 @@ class BenchOptions:
         out: folder of the records, SUITE.json, and of the plots; default runs/bench, or runs/bench-quick
         threads: threads of torch
         repetitions: how often every contender runs in a case, slow ones less often; 0 is the default of the suite
+        budget: seconds after which a contender of a case is not repeated any more
         device: cpu, or a CUDA device
         plots: draw the measurements of the pools
         resume: continue unfinished records in the folder, if options, versions and machine are the same
@@ -59,6 +60,7 @@ class BenchOptions:
     out: Path | None = None
     threads: int = 2
     repetitions: int = 0
+    budget: float = 6.0
     device: str = "cpu"
     plots: bool = True
     resume: bool = False
@@ -68,6 +70,8 @@ class BenchOptions:
             raise ArgumentError(f"threads must be >= 1 (got {self.threads}).")
         if self.repetitions < 0:
             raise ArgumentError(f"repetitions must be >= 1, or 0 for the default (got {self.repetitions}).")
+        if not self.budget > 0:
+            raise ArgumentError(f"budget must be > 0 seconds (got {self.budget}).")
         if torch.device(require_device(self.device)).type not in ("cpu", "cuda"):
             raise ArgumentError(f"device must be 'cpu' or 'cuda', 'cuda:0' ... (got {self.device!r}).")
 
@@ -80,8 +84,8 @@ class BenchOptions:
     def effort(self) -> Effort:
         """How long every case is measured."""
         if self.quick:
-            return Effort(self.repetitions or 5, budget=0.2, warm_up=0)
-        return Effort(self.repetitions or 30, budget=6.0, warm_up=1)
+            return Effort(self.repetitions or 5, budget=min(0.2, self.budget), warm_up=0)
+        return Effort(self.repetitions or 30, budget=self.budget, warm_up=1)
 
 
 def run(options: BenchOptions) -> int:
@@ -209,7 +213,7 @@ def _start(suite: str, options: BenchOptions, path: Path) -> BenchRecord:
     if not options.resume or not path.exists():
         return record
     old = load(path)
-    changed = [name for name in ("suite", "options") if getattr(old, name) != getattr(record, name)]
+    changed = [name for name in ("suite", "options", "protocol") if getattr(old, name) != getattr(record, name)]
     changed += [name for name in SAME if getattr(old.environment, name) != getattr(record.environment, name)]
     if changed:
         raise RecordError(
