@@ -56,7 +56,7 @@ def test_value_and_gradient(case: Learnable, way: str) -> None:
     pool = case.pool(case.start, way)
     name = f"curve.{pool.curve.parameter_name}"
     assert [key for key, _ in pool.named_parameters()] == [name]
-    assert list(pool.state_dict()) == [name]
+    assert list(pool.state_dict()) == [name, "curve._extra_state"]
     assert "learnable" in repr(pool)
     mode, solver = ("elementwise", "auto") if way == "elementwise" else ("spectral", way)
     fixed = pp.nn.SecondOrderPool2d(CHANNELS, case.make(case.start), mode, solver=solver)

@@ -118,7 +118,7 @@ class _Ratio(SpectralForm):
             return found
         return found | (torch.arange(eigenvalues.shape[-1], device=eigenvalues.device) < self.null)  # ascending order
 
-    def points(self, eigenvalues: Tensor) -> Tensor:
+    def points(self, eigenvalues: Tensor, dropped: Tensor) -> Tensor:
         """Move the eigenvalues up to the noise floor: below it they are noise, but |X v|^2 is not, and h is flat."""
         inside = self.curve.into_domain(eigenvalues, (-1,), self.round_off)
         floor = noise_floor(eigenvalues)

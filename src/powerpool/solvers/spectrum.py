@@ -40,15 +40,15 @@ class SpectralForm(ABC):
     round_off: float
     """How far outside the domain, relative to the largest, an eigenvalue is moved to its end."""
 
-    def points(self, eigenvalues: Tensor) -> Tensor:  # shape: (*, C) -> (*, C)
-        """Move the eigenvalues into the domain of the curve, or set them to NaN; 0 below the noise floor."""
-        inside = self.curve.into_domain(eigenvalues, (-1,), self.round_off)
-        return torch.where(inside.abs() <= noise_floor(eigenvalues), 0.0, inside)
+    def points(self, eigenvalues: Tensor, dropped: Tensor) -> Tensor:  # shape: (*, C), (*, C) -> (*, C)
+        """Move the eigenvalues into the domain of the curve, or set them to NaN; 0 if they are dropped."""
+        return torch.where(dropped, 0.0, self.curve.into_domain(eigenvalues, (-1,), self.round_off))
 
     def dropped(self, eigenvalues: Tensor, theta: Parameter) -> Tensor:  # shape: (*, C) -> (*, C), bool
         """Return which eigenvalues span a null space that is dropped, in value and gradient.
 
         Those below the noise floor, if the curve is steep there: the slope at 0 would multiply nothing but round-off.
+        For any other curve round-off matters less than the real eigenvalues that a full matrix has there.
         """
         floor = noise_floor(eigenvalues)
         null = eigenvalues.abs() <= floor
@@ -86,7 +86,8 @@ class _SpectralFunction(torch.autograd.Function):
     @staticmethod
     def forward(matrix: Tensor, theta: Parameter, form: SpectralForm) -> tuple[Tensor, Tensor, Tensor]:
         eigenvalues, vectors = eigh(matrix)
-        values = form.value(form.points(eigenvalues), form.dropped(eigenvalues, theta), theta)
+        dropped = form.dropped(eigenvalues, theta)
+        values = form.value(form.points(eigenvalues, dropped), dropped, theta)
         return from_eigen(vectors, values), eigenvalues, vectors
 
     @staticmethod
@@ -105,7 +106,8 @@ class _SpectralFunction(torch.autograd.Function):
         form: SpectralForm = ctx.form
         parameter = ctx.number if theta is None else theta
         with torch.no_grad(), without_autocast(matrix):
-            points, dropped = form.points(eigenvalues), form.dropped(eigenvalues, parameter)
+            dropped = form.dropped(eigenvalues, parameter)
+            points = form.points(eigenvalues, dropped)
             rotated = vectors.mT @ symmetrize(grad) @ vectors
             grad_matrix = vectors @ form.loewner_product(rotated, points, dropped, parameter) @ vectors.mT
             if theta is not None:
