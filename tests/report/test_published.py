@@ -241,15 +241,15 @@ def compared_curves() -> set[str]:
 
 
 def compared_costs() -> set[str]:
-    """Up to which N / C a curve on the spectrum always takes less time than on entries, and from where on never."""
+    """Up to which N / C a curve on the spectrum may take less time than on entries."""
     sides: dict[bool, list[float]] = {True: [], False: []}
     for case in (case for name in ("pools", "curves") for case in tables().suite(name).cases):
         spectrum, entries = case.find("powerpool auto"), case.find("powerpool element-wise")
         if spectrum is not None and entries is not None:
             share = case.sizes["locations"] / case.sizes["channels"]
             sides[spectrum.total.median < entries.total.median].append(share)
-    assert max(sides[True]) < min(sides[False])
-    return {f"{max(sides[True]):.2f}", f"{min(sides[False]):.2f}"}
+    assert max(sides[True]) < max(sides[False])
+    return {f"{max(sides[True]):.2f}"}
 
 
 def test_page_on_choosing() -> None:
