@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Literal
 
 import torch
@@ -94,7 +95,7 @@ class _Rectifier(nn.Module):
         return torch.relu(x) + zero_or_nan(x)
 
 
-class SecondOrder(Pool):
+class SecondOrder(Pool, ABC):
     """The part that second-order pools share: reduction and coordinates."""
 
     def __init__(
@@ -132,9 +133,9 @@ class SecondOrder(Pool):
         if coordinates:
             spatial_coordinates(2, 2, coordinates, sigma, alpha)  # refuse bad values here, not in the first batch
 
+    @abstractmethod
     def _make_projection(self, channels: int, reduced: int) -> nn.Module:
         """Return the linear layer of the reduction, without bias."""
-        raise NotImplementedError
 
     @property
     def size(self) -> int:
