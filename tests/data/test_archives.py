@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from powerpool.data import DataError, Limits, archives, load_images, store
-from powerpool.data.archives import list_files
+from powerpool.data.archives import list_folder
 from powerpool.errors import RecordError
 from tests.data.image_sets import png, split_set, write_folder, write_zip
 
@@ -182,4 +182,4 @@ def test_links_are_followed_and_circles_are_not(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "set", {"rose/3.png": b""})
     (folder / "iris").symlink_to(tmp_path / "elsewhere")
     (folder / "again").symlink_to(folder)
-    assert list_files(folder) == ["iris/0.png", "iris/1.png", "rose/3.png"]
+    assert list_folder(folder).names == ["iris/0.png", "iris/1.png", "rose/3.png"]

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import zipfile
 from collections import Counter
+from itertools import product
+from pathlib import Path
 
 import pytest
 
-from powerpool.data import DataError, MissingDataError
+from powerpool.data import DataError, MissingDataError, load_images
 from powerpool.data.layouts import EXHIBITIONS, OPEN_MIC_PAIRS, OPEN_MIC_PARTS, arrange
-from powerpool.data.splits import Labelled
+from powerpool.data.splits import SPLIT_NAMES, Labelled
+from tests.data.image_sets import png, split_set, write_folder
 from tests.real_data import require_data
 
 
@@ -67,7 +70,7 @@ def test_other_folders_are_refused() -> None:
         (["train/rose/x/a.png", "test/rose/a.png"], "class of train/rose/x/a.png"),
         (["train/rose/a.png", "iris/b.png"], r"\(train\).*\(iris\)"),
         (["train/a/1.png", "val/a/1.png", "dev/a/1.png"], "dev, train, val"),
-        (["x/train/rose/a.png", "x/train/rose/notes.txt"], "train/rose/notes.txt"),
+        (["x/train/rose/a.png", "x/train/rose/b.heic"], "train/rose/b.heic"),
     ):
         with pytest.raises(DataError, match=message):
             arranged(names)
@@ -86,15 +89,86 @@ def test_nested_classes() -> None:
     for stray, message in (
         ("a.png", "class of a.png"),
         ("Greek/1.png", "Greek and in Greek/alpha"),
-        ("Greek/alpha/notes.txt", "Greek/alpha/notes.txt"),
+        ("Greek/alpha/2.heic", "Greek/alpha/2.heic"),
     ):
         with pytest.raises(DataError, match=message):
             arranged([*names, stray], nested=True)
 
 
+def test_what_is_left_out_is_described_or_refused(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "set", split_set(5, ("train",)) | {"train/rose/notes.txt": b"", "read.me": b""})
+    (folder / "train" / "tulip").mkdir()
+    (folder / "docs").mkdir()
+    (folder / "train" / "loop").symlink_to(folder)
+    found = load_images(folder)
+    assert "tulip" not in found.classes
+    named = ("1 other files in class folders: train/rose/notes.txt", "1 empty class folders: train/tulip", "train/loop")
+    assert len(found.remarks) == len(named)
+    assert all(name in remark for name, remark in zip(named, found.remarks, strict=True))
+    with pytest.raises(DataError, match=r"notes\.txt.*tulip"):
+        load_images(folder, strict=True)
+
+
+# ---- a table ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_table_of_paths_classes_and_splits(tmp_path: Path) -> None:
+    names = [f"photos/{number}.png" for number in range(4)]
+    rows = 'split,path,label,note\ntrain,photos/0.png,"oak, red",\nVAL,photos/1.png,ash,x\n\ntest,photos/2.png,ash,\n'
+    found = arranged(names, {"splits.csv": rows})
+    assert found == [
+        Labelled("photos/0.png", "oak, red", "train"),
+        Labelled("photos/1.png", "ash", "validation"),
+        Labelled("photos/2.png", "ash", "test"),
+    ]
+    assert {image.split for image in arranged(names, {"splits.csv": "path,label\nphotos/3.png,ash\n"})} == {None}
+    content = {name: png(seed) for seed, name in enumerate(names)} | {"mine.csv": rows.encode()}
+    images = load_images(write_folder(tmp_path / "set", content) / "mine.csv")
+    assert (images.name, images.classes, list(images.splits)) == ("mine", ("ash", "oak, red"), list(SPLIT_NAMES))
+
+
+@pytest.mark.parametrize(
+    "rows, message",
+    [
+        ("", "line 1"),
+        ("file,label\n", "path, label, split"),
+        ("path,label,split\n\nphotos/0.png,ash,trian\n", "line 3.*trian"),
+        ("path,label,split\nphotos/0.png,,train\n", "line 2"),
+        ("path,label,split\nphotos/9.png,ash,train\n", "photos/9.png"),
+        ("path,label,split\nphotos/0.png,ash,train\nphotos/1.png,ash,\n", "every row"),
+        ("path,label\nphotos/0.png,ash\nphotos/0.png,ash\n", "line 3"),
+    ],
+)
+def test_bad_tables_are_refused(rows: str, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        arranged(["photos/0.png", "photos/1.png"], {"splits.csv": rows})
+
+
 # ---- lists -----------------------------------------------------------------------------------------------------------
 
 MIT67 = ["Images/attic/a.jpg", "Images/attic/b.jpg", "Images/bar/c.jpg", "Images/bar/unused.jpg"]
+
+
+def test_first_split_of_dtd() -> None:
+    names = [f"dtd/images/{label}/{label}_{number}.jpg" for label in ("banded", "dotted") for number in range(3)]
+    lists = {
+        f"dtd/labels/{name}{split}.txt": f"banded/banded_{number}.jpg\ndotted/dotted_{number}.jpg\n"
+        for number, name in enumerate(("train", "val", "test"))
+        for split in (1, 2)
+    }
+    found = arranged(names, lists | {"dtd/labels/labels_joint_anno.txt": "banded/banded_0.jpg banded\n"})
+    assert Counter((image.label, image.split) for image in found) == Counter(product(("banded", "dotted"), SPLIT_NAMES))
+
+
+def test_variants_of_aircraft() -> None:
+    names = [f"fgvc-aircraft-2013b/data/images/{number:07d}.jpg" for number in range(4)]
+    lists = {"train": "0000000 707-320\n0000001 DH-82\n", "val": "0000002 707-320\n", "test": "0000003 Dornier 328\n"}
+    content = {f"fgvc-aircraft-2013b/data/images_variant_{name}.txt": text for name, text in lists.items()}
+    found = arranged(names, content)
+    assert [image.label for image in found] == ["707-320", "DH-82", "707-320", "Dornier 328"]
+    assert [image.split for image in found] == ["train", "train", "validation", "test"]
+    with pytest.raises(DataError, match=r"line 1.*0000003"):
+        arranged(names, content | {"fgvc-aircraft-2013b/data/images_variant_test.txt": "0000003\n"})
 
 
 def test_mit67() -> None:

@@ -129,7 +129,8 @@ def test_only_missing_splits_are_added() -> None:
 
     assert sizes(train) == {"train": 6, "validation": 2, "test": 2}
     assert sizes(train + test) == {"train": 8, "validation": 2, "test": 1}
-    assert sizes(train + validation) == {"train": 10, "validation": 1}
+    assert sizes(train + validation) == {"train": 8, "validation": 1, "test": 2}
+    assert sizes(train + validation, Splits(test=0)) == {"train": 10, "validation": 1}
     assert sizes(train + validation + test) == {"train": 10, "validation": 1, "test": 1}
     assert sizes(train + test, Splits(validation=0)) == {"train": 10, "test": 1}
     assert sizes(test) == {"test": 1}

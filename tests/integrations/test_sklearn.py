@@ -219,6 +219,14 @@ def test_batches_bound_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     assert seen == [1, 1]
 
 
+def test_parameters_of_other_curves_are_ignored() -> None:
+    pools = {
+        curve: SecondOrderPooling(curve, eta=5.0, gamma=0.3, t=0.1).fit(np.ones((2, 3, 4))).pool_.curve
+        for curve in ("maxexp", "gamma", "hdp", None)
+    }
+    assert repr(pools) == "{'maxexp': MaxExp(eta=5.0), 'gamma': Gamma(gamma=0.3), 'hdp': HDP(t=0.1), None: None}"
+
+
 def test_fit_copies_a_learnable_curve() -> None:
     curve = pp.MaxExp(nn.Parameter(torch.tensor(5.0)))
     pool = SecondOrderPooling(curve).fit(MAPS)

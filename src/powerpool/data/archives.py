@@ -48,6 +48,10 @@ class FileTree:
     """Paths relative to the folder, sorted, with ``/`` as the separator; those in a zip include files not unpacked."""
     hashes: dict[str, str] | None = None
     """The content hash of each unpacked file, for zips."""
+    empty: tuple[str, ...] = ()
+    """Folders that contain nothing, relative to the folder."""
+    repeated: tuple[str, ...] = ()
+    """Links to folders that are listed already, such as a folder above them."""
 
     def read_text(self, name: str, limits: Limits) -> bytes:
         """Return the content of a list; raise OSError if it does not exist."""
@@ -60,30 +64,35 @@ class FileTree:
 def open_tree(path: Path, limits: Limits) -> FileTree:
     """List the files of a folder, or of a zip, which is unpacked into the cache first."""
     if path.is_dir():
-        return FileTree(path, list_files(path))
+        return list_folder(path)
     if not path.exists():
         raise MissingDataError(f"There is no file {path}.")
     return unpack(path, limits)
 
 
-def list_files(folder: Path) -> list[str]:
-    """Return all files in a folder and its subfolders, sorted; hidden files and system files are skipped."""
+def list_folder(folder: Path) -> FileTree:
+    """List a folder and its subfolders; hidden files and system files are skipped."""
 
     def refuse(error: OSError) -> None:
         raise DataError(f"Cannot read the folder {error.filename}: {error.strerror}.") from error
 
     found: list[str] = []
+    empty, repeated = [], []
     seen = set()
     for place, folders, files in os.walk(folder, followlinks=True, onerror=refuse):
         about = os.stat(place)
-        if (about.st_dev, about.st_ino) in seen:  # a link to a folder above
+        own = "" if Path(place) == folder else Path(place).relative_to(folder).as_posix()
+        if (about.st_dev, about.st_ino) in seen:
+            repeated.append(own)
             folders.clear()
             continue
         seen.add((about.st_dev, about.st_ino))
-        folders[:] = [name for name in folders if not is_ignored(name)]
-        base = "" if Path(place) == folder else Path(place).relative_to(folder).as_posix() + "/"
-        found += [base + name for name in files if not is_ignored(name)]
-    return sorted(found)
+        folders[:] = sorted(name for name in folders if not is_ignored(name))
+        inside = [f"{own}/{name}".lstrip("/") for name in files if not is_ignored(name)]
+        if not inside and not folders:
+            empty.append(own)
+        found += inside
+    return FileTree(folder, sorted(found), empty=tuple(empty), repeated=tuple(repeated))
 
 
 def is_ignored(part: str) -> bool:

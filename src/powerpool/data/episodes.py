@@ -195,6 +195,8 @@ class FewShotSet:
     """A digest of the images, their names, classes and splits, but not of their size after decoding."""
     skipped: tuple[str, ...] = ()
     """The names of images that could not be read and were left out."""
+    remarks: tuple[str, ...] = ()
+    """Which other files and folders were left out."""
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -286,7 +288,7 @@ def load_fewshot(
     kept = sorted(image for image in listing.images if image.file not in skipped)
     facts = [repr(classes), *([] if problem is None else ["centred by exhibition"])]
     digest = _hash_lines([*facts, *describe_images(kept, listing.hashes)])
-    return FewShotSet(place.name, banks, digest, tuple(sorted(skipped)))
+    return FewShotSet(place.name, banks, digest, tuple(sorted(skipped)), listing.remarks)
 
 
 def _hash_lines(lines: Iterable[str]) -> str:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from powerpool.data.archives import list_files
+from powerpool.data.archives import list_folder
 from powerpool.data.decoding import Crops, read_image
 from powerpool.data.layouts import is_image, no_images
 from powerpool.data.sources import ImageSource, list_place, locate
@@ -89,6 +89,8 @@ class ImageSet:
     splits: dict[str, ImageSplit]
     digest: str
     """A digest of the images, their names, classes and splits."""
+    remarks: tuple[str, ...] = ()
+    """What was left out: files that are no images, empty class folders, links to folders that are listed already."""
 
     def __repr__(self) -> str:
         sizes = ", ".join(f"{name} {len(split)}" for name, split in self.splits.items())
@@ -209,25 +211,30 @@ def load_images(
     splits: Splits | None = None,
     limits: Limits | None = None,
     nested: bool = False,
+    strict: bool = False,
 ) -> ImageSet:
     """Find an image data set, its classes and its splits. No image is decoded; :func:`check_images` does that.
 
     A folder or zip contains one folder per class, or split folders with one folder per class: ``train`` or
-    ``training``; ``validation``, ``val``, ``valid`` or ``dev``; ``test`` or ``testing``. The lists of MIT67, Food-101,
-    CUB-200-2011 and miniImageNet are read, too. Classes are named after their folders and sorted by name. Hidden files
-    and system files are skipped; any other file in a class folder that is not an image is an error.
+    ``training``; ``validation``, ``val``, ``valid`` or ``dev``; ``test`` or ``testing``. A table ``splits.csv`` with
+    the columns ``path``, ``label`` and ``split`` may list the images instead, and the lists of MIT67, Food-101,
+    CUB-200-2011, DTD, FGVC-Aircraft and miniImageNet are read, too. Classes are named after their folders and sorted by
+    name. Hidden files, system files and files such as ``notes.txt`` are skipped; a file of unknown kind in a class
+    folder is an error.
 
     Args:
-        data: the path of a folder or zip; ``flower102``, ``mit67``, ``fmd``, ``food101``, ``imagenet``, ``cub200`` or
-            any other name that is found in ``root``; ``digits``, which comes with scikit-learn; ``glyphs``, which is
-            drawn by this package; or a data set on the Hugging Face hub, ``hf:owner/name``.
+        data: the path of a folder or zip, or of a table like ``splits.csv``; ``flower102``, ``mit67``, ``fmd``,
+            ``food101``, ``imagenet``, ``cub200``, ``dtd``, ``aircraft``, ``cars`` or any other name that is found in
+            ``root``; ``digits``, which comes with scikit-learn; ``glyphs``, which is drawn by this package; or a data
+            set on the Hugging Face hub, ``hf:owner/name``.
         root: a folder with ``NAME/`` or ``NAME.zip``, directly or in a subfolder ``images``; by default that of the
             environment variable POWERPOOL_DATA.
         download: whether data sets of the hub may be downloaded; those on this machine can always be loaded.
-        splits: how to split a data set that has no splits. If only the validation split is missing, it is taken from
-            the training split; existing splits do not change.
+        splits: how to split a data set that has no splits. If only the validation or the test split is missing, it is
+            taken from the training split; existing splits do not change.
         limits: maximum sizes of images and zips.
         nested: whether class names may have several parts, as ``Greek/character01`` of Omniglot.
+        strict: refuse every file in a class folder that is no image, and empty class folders.
 
     A zip is unpacked once, into ``images/unpacked`` in the cache (``$POWERPOOL_CACHE``, or ``~/.cache/powerpool``).
 
@@ -240,7 +247,7 @@ def load_images(
     """
     limits = limits or Limits()
     place = locate(data, root, download)
-    listing = list_place(place, limits, download, nested=nested)
+    listing = list_place(place, limits, download, nested=nested, strict=strict)
     images = listing.images
     classes = listing.classes or tuple(sorted({image.label for image in images}))
     known = place.known
@@ -251,7 +258,8 @@ def load_images(
     images = split_images(images, splits, listing.source)
     found = {name: make_split(images, name, classes, listing.sources, limits) for name in SPLIT_NAMES}
     digest = hash_text([repr(classes), *(f"{line}\n" for line in describe_images(images, listing.hashes))])
-    return ImageSet(place.name, classes, {name: split for name, split in found.items() if len(split)}, digest)
+    filled = {name: split for name, split in found.items() if len(split)}
+    return ImageSet(place.name, classes, filled, digest, listing.remarks)
 
 
 def make_split(
@@ -287,7 +295,7 @@ def list_images(paths: Iterable[str | Path], limits: Limits | None = None) -> Im
         if not place.is_dir():
             found.append(str(place))
             continue
-        inside = [str(place / name) for name in list_files(place) if is_image(name)]
+        inside = [str(place / name) for name in list_folder(place).names if is_image(name)]
         if not inside:
             raise no_images(path)
         found += inside

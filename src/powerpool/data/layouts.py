@@ -1,17 +1,19 @@
 """Classes and splits of images from file names and lists.
 
-The layouts are folders, and the lists of MIT67, Food-101, CUB-200-2011, miniImageNet and Open MIC. Only names and lists
+The layouts are folders, a table of paths, and the lists of MIT67, Food-101, CUB-200-2011, DTD, FGVC-Aircraft,
+miniImageNet and Open MIC. Only names and lists
 are read, no images, so a layout is recognised in a folder and in the index of a zip alike.
 """
 
 from __future__ import annotations
 
+import csv
 import re
 from collections.abc import Callable, Iterable
 from itertools import permutations
 from pathlib import PurePosixPath
 
-from powerpool.data.archives import IMAGE_SUFFIXES
+from powerpool.data.archives import IMAGE_SUFFIXES, FileTree
 from powerpool.data.splits import Labelled, natural_key
 from powerpool.data.store import DataError, MissingDataError, join_some
 from powerpool.errors import ArgumentError, UnknownNameError, did_you_mean, shorten
@@ -24,11 +26,23 @@ SPLITS = {
 """Names of split folders, in lower or upper case, and the split that each contains."""
 IMAGE_FOLDERS = ("", "images", "Images", "image")
 """Folders that the entries of a list may be relative to."""
-LIST = re.compile(r"(?:meta/)?(train|test|val|validation)(?:images)?\.txt", re.IGNORECASE)
-"""``TrainImages.txt`` of MIT67, ``meta/train.txt`` of Food-101: one image per line, with or without suffix."""
+LIST = re.compile(r"(?:meta/|labels/)?(train|test|val|validation)(?:images|1)?\.txt", re.IGNORECASE)
+"""``TrainImages.txt`` of MIT67, ``meta/train.txt`` of Food-101, ``labels/train1.txt`` of the first split of DTD: one
+image per line, with or without suffix."""
+VARIANTS = re.compile(r"images_variant_(train|test|val)\.txt")
+"""FGVC-Aircraft: lines with the name of an image, without suffix, and its class."""
+TABLE = "splits.csv"
+"""A table with the columns of ``TABLE_COLUMNS`` in any order; the last may be missing, others are ignored."""
+TABLE_COLUMNS = ("path", "label", "split")
 CSV = re.compile(r"(train|test|val|validation)\.csv", re.IGNORECASE)
 """``train.csv``, ``val.csv`` and ``test.csv`` of miniImageNet: lines ``filename,label``, and one folder of images."""
 CSV_HEADER = ("filename", "label")
+OTHER_SUFFIXES = (
+    *(".txt", ".md", ".rst", ".pdf", ".html", ".htm", ".log", ".doc", ".docx"),
+    *(".csv", ".tsv", ".json", ".jsonl", ".xml", ".yaml", ".yml", ".ini", ".xls", ".xlsx"),
+    *(".mat", ".npy", ".npz", ".pkl", ".pt", ".h5", ".db", ".py", ".m", ".sh", ".ipynb"),
+)
+"""Suffixes of files that are certainly no images: in class folders they are counted and skipped."""
 CUB = ("images.txt", "image_class_labels.txt", "train_test_split.txt", "classes.txt")
 """CUB-200-2011: lines with a number and a path, a class, 1 for training or 0 for testing, or a class name."""
 
@@ -46,7 +60,14 @@ def no_images(source: object) -> MissingDataError:
     )
 
 
-def arrange(files: Iterable[str], read: Callable[[str], bytes], source: str, *, nested: bool = False) -> list[Labelled]:
+def arrange(
+    files: Iterable[str],
+    read: Callable[[str], bytes],
+    source: str,
+    *,
+    nested: bool = False,
+    table: str | None = None,
+) -> list[Labelled]:
     """Return the class and split of every image, sorted by file name.
 
     Args:
@@ -54,16 +75,21 @@ def arrange(files: Iterable[str], read: Callable[[str], bytes], source: str, *, 
         read: returns the content of a list.
         source: what error messages call the data set.
         nested: whether class names may have several parts, as ``Greek/character01`` of Omniglot.
+        table: name of a table of paths, classes and splits; by default ``splits.csv`` if there is one.
     """
-    base, names = _strip_wrappers(sorted(files))
+    base, names = ("", sorted(files)) if table else _strip_wrappers(sorted(files))
     images = [name for name in names if is_image(name)]
     if not images:
         raise no_images(source)
     lists = Lists(base, read, source)
-    if set(CUB) <= set(names):
+    if table or TABLE in names:
+        found = _from_table(images, table or TABLE, lists)
+    elif set(CUB) <= set(names):
         found = _from_cub(images, lists)
     elif chosen := {name: SPLITS[match[1].lower()] for name in names if (match := LIST.fullmatch(name))}:
         found = _from_lists(images, chosen, lists)
+    elif chosen := {name: SPLITS[match[1]] for name in names if (match := VARIANTS.fullmatch(name))}:
+        found = _from_variants(images, chosen, lists)
     elif tables := _find_csv(images, names):
         found = _from_csv(images, tables, lists)
     else:
@@ -75,7 +101,7 @@ def arrange(files: Iterable[str], read: Callable[[str], bytes], source: str, *, 
 def _strip_wrappers(names: list[str]) -> tuple[str, list[str]]:
     """Return the folders around all images, such as the ``food-101/`` of an archive, and the names inside them."""
     base = ""
-    while not set(CUB) <= set(names) and not any(LIST.fullmatch(name) for name in names):
+    while not (TABLE in names or set(CUB) <= set(names) or any(LIST.fullmatch(name) for name in names)):
         images = [name for name in names if is_image(name)]
         first = images[0].partition("/")[0] if images else ""
         inside = all(name.startswith(f"{first}/") and name.count("/") >= 2 for name in images)
@@ -131,15 +157,30 @@ def _split_folders(images: list[str], source: str) -> dict[str, str]:
 
 
 def _refuse_strays(found: list[Labelled], names: list[str], source: str) -> None:
-    """Refuse other files in class folders: images in an unsupported format would go unnoticed."""
-    folders = {image.file.rpartition("/")[0] for image in found}
-    images = {image.file for image in found}
-    strays = [name for name in names if name.rpartition("/")[0] in folders and name not in images]
+    """Refuse files of unknown kind in class folders: images in an unsupported format would go unnoticed."""
+    strays = [name for name in _others(found, names) if not name.lower().endswith(OTHER_SUFFIXES)]
     if strays:
         raise DataError(
             f"{source} has {len(strays)} file(s) in class folders that are not images: {join_some(strays)}. Convert "
             f"them to one of {', '.join(suffix[1:] for suffix in IMAGE_SUFFIXES)}, or move them away."
         )
+
+
+def _others(found: list[Labelled], names: list[str]) -> list[str]:
+    """Return the files in class folders that are not images."""
+    folders = {image.file.rpartition("/")[0] for image in found}
+    return [name for name in names if name.rpartition("/")[0] in folders and not is_image(name)]
+
+
+def describe_left_out(found: list[Labelled], tree: FileTree) -> tuple[str, ...]:
+    """Describe the files and folders of a data set that have no part in it although a user may think so."""
+    above = {image.file.rpartition("/")[0].rpartition("/")[0] for image in found}
+    left_out = {
+        "other files in class folders": _others(found, tree.names),
+        "empty class folders": [name for name in tree.empty if name.rpartition("/")[0] in above],
+        "links to folders that are listed already": tree.repeated,
+    }
+    return tuple(f"Left out {len(names)} {what}: {join_some(names)}." for what, names in left_out.items() if names)
 
 
 # ---- lists -----------------------------------------------------------------------------------------------------------
@@ -212,6 +253,41 @@ def _from_csv(images: list[str], chosen: dict[str, str], lists: Lists) -> list[L
                 raise DataError(f"{lists.at(name, line)}: expected an image and its class.")
             entries.append((name, line, cells[0], cells[1]))
     return lists.label_all(entries, {name.rpartition("/")[2]: name for name in images}, chosen)
+
+
+def _from_table(images: list[str], table: str, lists: Lists) -> list[Labelled]:
+    """Read the images that a table lists, with their classes and splits."""
+    rows = [(line, next(csv.reader([text]))) for line, text in lists.lines(table)]
+    header = [cell.strip().lower() for cell in rows[0][1]] if rows else []
+    if not {"path", "label"} <= set(header):
+        raise DataError(f"{lists.at(table, 1)}: expected a header with {', '.join(TABLE_COLUMNS)}.")
+    entries: list[tuple[str, int, str, str | None]] = []
+    splits: dict[str, str | None] = {}
+    for line, cells in rows[1:]:
+        row = dict(zip(header, (cell.strip() for cell in cells), strict=False))
+        path, label, split = (row.get(name, "") for name in TABLE_COLUMNS)
+        if not path or not label or (split and split.lower() not in SPLITS):
+            raise DataError(
+                f"{lists.at(table, line)}: expected a path, a class, and one of the splits {', '.join(SPLITS)} (got "
+                f"{shorten(','.join(cells))!r})."
+            )
+        entries.append((table, line, path, label))
+        splits[path] = SPLITS[split.lower()] if split else None
+    if None in splits.values() and set(splits.values()) != {None}:
+        raise DataError(f"{lists.at(table, 1)}: the column split must be filled in every row, or in none.")
+    found = lists.label_all(entries, {file: file for file in images}, {table: "train"})
+    return [image._replace(split=splits[image.file]) for image in found]
+
+
+def _from_variants(images: list[str], chosen: dict[str, str], lists: Lists) -> list[Labelled]:
+    entries: list[tuple[str, int, str, str | None]] = []
+    for name in chosen:
+        for line, text in lists.lines(name):
+            image, _, label = text.partition(" ")
+            if not label.strip():
+                raise DataError(f"{lists.at(name, line)}: expected an image and its class (got {shorten(text)!r}).")
+            entries.append((name, line, image, label.strip()))
+    return lists.label_all(entries, {PurePosixPath(file).stem: file for file in images}, chosen)
 
 
 def _from_lists(images: list[str], chosen: dict[str, str], lists: Lists) -> list[Labelled]:

@@ -9,11 +9,21 @@ import re
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from powerpool.data.archives import is_ignored, open_tree
-from powerpool.data.layouts import OPEN_MIC_LAYOUT, SPLITS, arrange, arrange_open_mic, is_open_mic, no_problems
+from powerpool.data.layouts import (
+    OPEN_MIC_LAYOUT,
+    SPLITS,
+    TABLE,
+    arrange,
+    arrange_open_mic,
+    describe_left_out,
+    is_open_mic,
+    no_problems,
+)
 from powerpool.data.splits import Labelled
 from powerpool.data.store import (
     DataError,
@@ -69,6 +79,12 @@ KNOWN = {
         "bentrevett/caltech-ucsd-birds-200-2011",
         folders=("CUB_200_2011",),
     ),
+    "dtd": Known("images/<class>/<image>, labels/train1.txt, val1.txt and test1.txt", folders=("DTD",)),
+    "aircraft": Known(
+        "images/<image>, images_variant_train.txt, images_variant_val.txt and images_variant_test.txt",
+        folders=("fgvc-aircraft-2013b",),
+    ),
+    "cars": Known("<split>/<class>/<image>, or splits.csv with path, label and split", folders=("stanford_cars",)),
     "miniimagenet": Known(
         "<split>/<wnid>/<image>, or images/<image> with train.csv, val.csv and test.csv",
         folders=("miniImageNet", "mini-imagenet"),
@@ -76,7 +92,8 @@ KNOWN = {
     "omniglot": Known("<alphabet>/<character>/<image>", folders=("omniglot28",)),
     "open_mic": Known(OPEN_MIC_LAYOUT, folders=("open-mic", "OpenMIC")),
 }
-"""The data sets of the paper, and Omniglot. The hub has no copy of MIT67 with the splits of the literature."""
+"""The data sets of the paper, and others for fine-grained and few-shot recognition. The hub has no copy of MIT67 with
+the splits of the literature."""
 
 SYNTHETIC = {DIGITS: digits_folder, GLYPHS: glyphs_folder}
 """Data sets that are made on this machine, without a network."""
@@ -92,6 +109,8 @@ class Place:
     path: Path | None = None
     hub: str | None = None
     known: Known | None = None
+    table: str | None = None
+    """The file with the paths, classes and splits, in the folder, if one was named."""
 
 
 def locate(data: str | Path, root: str | Path | None, download: bool) -> Place:
@@ -116,13 +135,16 @@ def locate(data: str | Path, root: str | Path | None, download: bool) -> Place:
     listed = f"The data folder contains {join_some(present, 20)}. " if present else ""
     raise UnknownNameError(
         f"Unknown image data set {name!r}.{did_you_mean(name, (*present, *KNOWN, *SYNTHETIC))} {listed}Choose one of "
-        f"{', '.join((*KNOWN, *SYNTHETIC))}, or pass the path of a folder or zip, or hf:owner/name."
+        f"{', '.join((*KNOWN, *SYNTHETIC))}, or pass the path of a folder, zip or table, or hf:owner/name."
     )
 
 
 def is_at_path(data: str, root: str | None, download: bool) -> bool:
-    """Whether a data set is given by the path of a folder or zip; raise an error if there is none."""
-    return not data.startswith("hf:") and locate(data, root, download).path == Path(data).expanduser()
+    """Whether a data set is given by the path of a folder, zip or table; raise an error if there is none."""
+    if data.startswith("hf:"):
+        return False
+    place = locate(data, root, download)
+    return place.path is not None and place.path / (place.table or "") == Path(data).expanduser()
 
 
 def names_of(name: str) -> tuple[str, ...]:
@@ -136,6 +158,9 @@ def _at_path(path: Path) -> Place:
         raise MissingDataError(f"There is no file or folder {path}.{hub}")
     if path.is_file() and path.suffix.lower() in OTHER_ARCHIVES:
         raise DataError(f"{path} is not a zip file. Unpack it, and pass the folder.")
+    if path.is_file() and path.suffix.lower() == ".csv":
+        folder = path.absolute().parent
+        return Place(folder.name if path.name == TABLE else path.stem, path.parent, table=path.name)
     return Place(path.absolute().name if path.is_dir() else path.stem, path)
 
 
@@ -198,10 +223,18 @@ class Listing:
     hashes: Mapping[str, str]
     classes: tuple[str, ...] | None = None
     """The classes in the order of the data set, if it has one."""
+    remarks: tuple[str, ...] = ()
+    """What was left out."""
 
 
 def list_place(
-    place: Place, limits: Limits, download: bool, *, nested: bool = False, problem: str | None = None
+    place: Place,
+    limits: Limits,
+    download: bool,
+    *,
+    nested: bool = False,
+    strict: bool = False,
+    problem: str | None = None,
 ) -> Listing:
     """List the images of a data set with their classes, splits and hashes; no image is decoded.
 
@@ -210,6 +243,7 @@ def list_place(
         limits: maximum sizes of zips and lists.
         download: whether a data set of the hub may be downloaded.
         nested: whether class names may have several parts. Only then Open MIC is recognised.
+        strict: whether anything that would be left out is an error.
         problem: a problem of Open MIC.
     """
     if place.path is None:
@@ -221,10 +255,14 @@ def list_place(
     if problem is not None or (nested and (place.name == "open_mic" or is_open_mic(tree.names))):
         images = arrange_open_mic(tree.names, problem, source)
     else:
-        images = arrange(tree.names, lambda name: tree.read_text(name, limits), source, nested=nested)
+        read = partial(tree.read_text, limits=limits)
+        images = arrange(tree.names, read, source, nested=nested, table=place.table)
+    remarks = describe_left_out(images, tree)
+    if remarks and strict:
+        raise DataError(f"{source}: {' '.join(remarks)} With strict, nothing may be left out.")
     names = [image.file for image in images]
     sources: dict[str, ImageSource] = {name: str(tree.folder / name) for name in names}
-    return Listing(source, images, sources, tree.hashes or hash_files(tree.folder, names))
+    return Listing(source, images, sources, tree.hashes or hash_files(tree.folder, names), remarks=remarks)
 
 
 # ---- the Hugging Face hub --------------------------------------------------------------------------------------------

@@ -124,13 +124,12 @@ class Splits:
 
 
 def split_images(images: list[Labelled], splits: Splits, source: str) -> list[Labelled]:
-    """Add the missing splits: all of them, or validation images taken from the training split."""
+    """Add the missing splits, with images taken from the training split."""
     present = {image.split for image in images}
     shares = {}
-    if present <= {None, "train"}:
-        shares = {"test": splits.test, "validation": splits.validation}
-    elif "train" in present and "validation" not in present:
-        shares = {"validation": splits.validation}
+    if present <= {None, "train"} or "train" in present:
+        wanted = {"test": splits.test, "validation": splits.validation}
+        shares = {split: share for split, share in wanted.items() if split not in present}
     members: dict[str, list[Labelled]] = {}
     for image in images:
         if image.split in (None, "train"):

@@ -67,7 +67,8 @@ class SecondOrderPooling(TransformerMixin, BaseEstimator):
         beta: the share of the mean that is removed, 0 (autocorrelation) to 1 (covariance).
         coordinates: pivots Z of the spatial coordinates, 0 for none; they add 2Z channels, and need H and W.
         solver: see :mod:`powerpool.functional`; also ``"gram"``.
-        eta, gamma, t: the parameter of a curve that is given by name, for a parameter search; None is its default. For
+        eta, gamma, t: the parameter of a curve that is given by name, for a parameter search; None is its default. The
+            parameters of other curves are ignored, so that one grid can search curves and parameters together. For
             other options pass a curve.
         height, width: H and W for arrays (n, C, N) and (n, C*N); one of them is enough.
         sigma, alpha: width and weight of the coordinates.
@@ -92,7 +93,7 @@ class SecondOrderPooling(TransformerMixin, BaseEstimator):
         >>> pool.get_feature_names_out().tolist()
         ['c0_c0', 'c0_c1', 'c0_c2', 'c1_c1', 'c1_c2', 'c2_c2']
 
-        Rows, and a search for the best eta:
+        Rows, and a search for the best curve and eta:
 
         >>> from sklearn.model_selection import GridSearchCV
         >>> from sklearn.pipeline import make_pipeline
@@ -100,7 +101,8 @@ class SecondOrderPooling(TransformerMixin, BaseEstimator):
         >>> rows, labels = maps.reshape(40, -1), np.arange(40) % 2
         >>> rows[labels == 1, :25] *= 2
         >>> pipeline = make_pipeline(SecondOrderPooling("maxexp", channels=3), LinearSVC())
-        >>> search = GridSearchCV(pipeline, {"secondorderpooling__eta": [5, 20]}).fit(rows, labels)
+        >>> grid = {"secondorderpooling__curve": ["maxexp", "gamma"], "secondorderpooling__eta": [5, 20]}
+        >>> search = GridSearchCV(pipeline, grid).fit(rows, labels)
         >>> float(search.best_score_)
         1.0
     """
@@ -241,14 +243,19 @@ class SecondOrderPooling(TransformerMixin, BaseEstimator):
 
     def _curve(self) -> Curve | None:
         given = {name: getattr(self, name) for name in CURVE_PARAMETERS if getattr(self, name) is not None}
-        if given and not isinstance(self.curve, str):
+        if self.curve is None:
+            return None
+        if isinstance(self.curve, str):
+            own = curves.resolve(self.curve)
+            return curves.resolve(self.curve, **{name: value for name, value in given.items() if hasattr(own, name)})
+        if given:
             shown = ", ".join(f"{name}={value}" for name, value in given.items())
             raise ArgumentError(
                 f"{shown} needs a curve that is given by name (got curve={self.curve}). "
                 "Pass curve='maxexp' or another name, or set the parameter in the curve."
             )
         # A copy, so that training the curve later does not change the fitted pool.
-        return None if self.curve is None else curves.resolve(copy.deepcopy(self.curve), **given)
+        return curves.resolve(copy.deepcopy(self.curve))
 
     def _grid(self, shape: tuple[int, ...], locations: int) -> tuple[int, int] | None:
         """Return H and W from the shape of the array and the parameters; None if they are unknown."""

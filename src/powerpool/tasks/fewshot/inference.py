@@ -308,10 +308,10 @@ def _read_other(
 
 
 def describe_skipped(data: FewShotSet) -> list[str]:
-    """Return a remark about images that could not be read."""
+    """Return remarks about what was left out: images that could not be read, and files and folders without images."""
     if not data.skipped:
-        return []
-    return [f"{len(data.skipped)} images cannot be read and were skipped, such as {data.skipped[0]}."]
+        return [*data.remarks]
+    return [*data.remarks, f"{len(data.skipped)} images cannot be read and were skipped, such as {data.skipped[0]}."]
 
 
 # ---- predict ---------------------------------------------------------------------------------------------------------

@@ -208,12 +208,14 @@ class VisionConfig:
     """All settings of a result.
 
     Args:
-        data: a data set by name, such as flower102, or a folder or zip of class folders, or hf:OWNER/NAME
+        data: a data set by name, such as flower102, or a folder or zip of class folders, or a CSV file with the columns
+            path, label and split, or hf:OWNER/NAME
         data_root: folder with data sets; default: $POWERPOOL_DATA, then the cache
         download: allow downloads of data and weights that are not on this machine
         corrupt: error: refuse images that cannot be read; skip: leave them out and count them
+        strict: refuse files in class folders that are no images, and empty class folders, instead of skipping them
         validation_share: share of the training images, where the data set has no validation split
-        test_share: share of all images, where the data set has no test split
+        test_share: share of the training images, where the data set has no test split; of all if it has no splits
         backbone: efficientnet-lite0, hf:NAME or a folder after hf:, timm:NAME or torchvision:NAME
         mode: frozen trains the classifier on stored features of the backbone; end-to-end trains everything
         crops: how an image becomes a set of crops
@@ -234,6 +236,7 @@ class VisionConfig:
     data_root: str | None = None
     download: bool = False
     corrupt: Corrupt = "error"
+    strict: bool = False
     validation_share: float = 0.2
     test_share: float = 0.2
     backbone: str = "efficientnet-lite0"

@@ -75,7 +75,7 @@ class Features:
 def read_images(config: VisionConfig) -> tuple[ImageSet, dict[str, list[str]]]:
     """Read the splits of a configuration, and the names of images that cannot be read and are skipped, by split."""
     splits = Splits(validation=config.validation_share, test=config.test_share, seed=config.seed)
-    images = load_images(config.data, config.data_root, download=config.download, splits=splits)
+    images = load_images(config.data, config.data_root, download=config.download, splits=splits, strict=config.strict)
     missing = [name for name in SPLITS if name not in images.splits]
     if missing:
         raise ArgumentError(

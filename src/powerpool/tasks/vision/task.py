@@ -78,7 +78,7 @@ class VisionTask(SweepableTask[VisionConfig, Data, Fit, Model]):
     validation_part = "validation images"
     baseline = "FOP"
     config_type = VisionConfig
-    ignored_settings = ("data_root", "download", "accelerator", "workers")
+    ignored_settings = ("data_root", "download", "strict", "accelerator", "workers")
     packages = ("pillow", "kornia", "lightning")
     draws_confusion = True
 
@@ -86,6 +86,8 @@ class VisionTask(SweepableTask[VisionConfig, Data, Fit, Model]):
 
     def load(self, config: VisionConfig, watch: Watch = ignore_progress) -> Data:
         images, skipped = read_images(config)
+        for remark in images.remarks:
+            print_note(remark)
         for split, names in skipped.items():
             print_note(f"{len(names)} {split} images cannot be read and are skipped, the first is {names[0]}.")
         return extract(config, images, watch=watch) if config.mode == "frozen" else images
