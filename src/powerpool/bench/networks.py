@@ -303,7 +303,7 @@ def _episode_case(name: str, *, way: int, shot: int, pixels: int, hidden: int = 
 
         def loss() -> Tensor:
             support, query, targets = episode()
-            return network().loss(network()(support, query), targets)
+            return network().loss(network().logits(support, query), targets)
 
         return Contender(name, origin, method, lambda watch: _gradient_step(network(), loss, watch))
 

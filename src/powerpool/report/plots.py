@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from powerpool.errors import ArgumentError
 from powerpool.report.drawing import COLOURS, line_look, plain, save, shorten_middle
 from powerpool.report.groups import Group
-from powerpool.report.results import STEPS, accuracies, mean_spectrum, row_shares, sum_confusions
+from powerpool.report.results import CPU_SECONDS, STEPS, accuracies, mean_spectrum, row_shares, sum_confusions
 from powerpool.runs.compare import summarize
 from powerpool.runs.record import Confusion, EpisodeResult, Result, RunRecord
 
@@ -81,7 +81,7 @@ def draw_values(group: Group, path: Path) -> None:
 def draw_curves(group: Group, path: Path) -> bool:
     """Draw the training curves of every method: mean over results, and one standard deviation; False without any."""
     results = [result for record in group.records for result in record.results]
-    names = {name for result in results for name, curve in result.curves.items() if curve and name != STEPS}
+    names = {name for result in results for name, curve in result.curves.items() if curve} - {STEPS, CPU_SECONDS}
     if not names:
         return False
     ordered = [*(name for name in CURVES if name in names), *sorted(names - CURVES.keys())]

@@ -27,6 +27,8 @@ Interval = tuple[float, float]
 
 STEPS = "episode"
 """The curve that says at which step the points of the others are; without it they are one epoch apart."""
+CPU_SECONDS = "cpu_seconds"
+"""The curve that says how much CPU time the training had taken at the points of the others."""
 MISTAKES = 15
 """Pairs of classes in a table of the most frequent mistakes."""
 NOT_TRAINED_ON = {"validation-only": 2, "retrain": 1}

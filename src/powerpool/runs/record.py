@@ -154,6 +154,8 @@ class EpisodeResult(Result):
     """Queries of an episode."""
     test_seconds: float
     episodes_per_second: float
+    cpu_seconds: float | None = None
+    """CPU time of the training with its validations; None in records of version 0.1."""
 
     @property
     def accuracies(self) -> list[float]:

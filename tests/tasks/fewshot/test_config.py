@@ -82,7 +82,7 @@ def test_recipes_have_the_published_settings(name, size, episodes, rate, queries
 
 def test_every_recipe_serves_every_method():
     names = [name for name in recipe_names() if name.startswith("fewshot/")]
-    assert len(names) == 12
+    assert len(names) == 13
     for name in names:
         recipe = read_recipe(name, StudyConfig if name == "fewshot/pretraining" else FewShotConfig)
         centred = replace(recipe, model=replace(recipe.model, beta=0.5))

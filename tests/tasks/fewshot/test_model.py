@@ -51,7 +51,7 @@ def test_scores_have_gradients_for_all_weights_and_images_are_encoded_at_once(me
     scores = network(*episode())
     assert scores.shape == (4, 3)
     assert calls == [10]
-    network.loss(scores, torch.tensor([0, 1, 2, 0])).backward()
+    network.loss(network.logits(*episode()), torch.tensor([0, 1, 2, 0])).backward()
     for name, parameter in network.named_parameters():
         assert parameter.grad is not None, name
         assert torch.isfinite(parameter.grad).all(), name
@@ -104,7 +104,7 @@ def test_sosn_equals_its_definition_for_every_pair(method, curve, mode, variant)
             maps = network.encoder(torch.cat([examples, one[None]]))
             both = descriptor(maps[:-1].flatten(2), maps[-1].flatten(1), grid)[None]  # (1, 2, K', K')
             hidden = nn.functional.max_pool2d(first.norm(first.convolution(both)), 2).relu()
-            wanted = network.score(network.similarity(hidden))
+            wanted = network.score(network.similarity(hidden)).sigmoid()
             torch.testing.assert_close(found[place, label], wanted.squeeze(), rtol=1e-8, atol=1e-10)
 
 
@@ -116,7 +116,7 @@ def test_relation_net_equals_its_definition_for_every_pair():
     for place, one in enumerate(query):
         for label, examples in enumerate(support):
             maps = network.encoder(torch.cat([examples, one[None]]))
-            wanted = network.score(network.relation(torch.cat([maps[:-1].mean(0), maps[-1]])[None]))
+            wanted = network.score(network.relation(torch.cat([maps[:-1].mean(0), maps[-1]])[None])).sigmoid()
             torch.testing.assert_close(found[place, label], wanted.squeeze())
 
 
@@ -174,7 +174,7 @@ def test_in_evaluation_pairs_are_compared_in_parts_and_queries_are_independent(m
 def test_the_loss_of_pairs_is_the_mean_squared_error():
     scores, targets = torch.tensor([[0.9, 0.2], [0.4, 0.7]]), torch.tensor([0, 0])
     wanted = (0.1**2 + 0.2**2 + 0.6**2 + 0.7**2) / 4
-    assert make("RelationNet").loss(scores, targets).item() == pytest.approx(wanted)
+    assert make("RelationNet").loss(scores.logit(), targets).item() == pytest.approx(wanted)
 
 
 def test_images_of_different_sizes_are_refused():

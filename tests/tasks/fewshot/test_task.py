@@ -90,7 +90,7 @@ def test_ctrl_c_ends_after_the_episode_and_the_training_is_resumed_bit_for_bit(t
     assert_same_weights(fit(tmp_path / "whole", data).network, resumed.network)
 
 
-@pytest.mark.parametrize("where, call", [("run_episodes", 2), ("score_queries", 14), ("recompute_batch_norm", 2)])
+@pytest.mark.parametrize("where, call", [("run_episodes", 2), ("compare_queries", 14), ("recompute_batch_norm", 2)])
 def test_an_interrupt_inside_an_episode_leaves_a_checkpoint_that_fits(tmp_path, data, monkeypatch, where, call):
     real, calls = getattr(training_module, where), []
 

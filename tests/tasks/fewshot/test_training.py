@@ -15,10 +15,10 @@ from powerpool.runs.folder import load_state, save_state
 from powerpool.tasks.fewshot.training import (
     TEST_SEED,
     Training,
+    compare_queries,
     draw_episodes,
     require_episodes,
     run_episodes,
-    score_queries,
 )
 from tests.tasks.fewshot.samples import assert_same_weights, small_config, stripe_set, stripes, without_validation
 
@@ -149,7 +149,7 @@ def test_correct_queries_are_counted_by_episode(data):
     wanted = []
     for episode in episodes:
         with torch.no_grad():
-            scores, targets = score_queries(training.network, data["test"], episode)
+            scores, targets = compare_queries(training.network, data["test"], episode)
         assert targets.tolist() == [0, 0, 0, 1, 1, 1]
         wanted.append(int((scores.argmax(1) == targets).sum()))
     assert found.right == tuple(wanted)
@@ -170,7 +170,7 @@ def test_transductive_scores_use_the_statistics_of_the_episode_and_keep_none(dat
     assert run_episodes(network, data["test"], episodes).loss == usual.loss
     network.train()
     with torch.no_grad():
-        scores, targets = score_queries(network, data["test"], episodes[0])
+        scores, targets = compare_queries(network, data["test"], episodes[0])
     assert float(network.loss(scores, targets)) == pytest.approx(transductive.loss)
 
 

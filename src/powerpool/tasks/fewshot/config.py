@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, get_args
 
 from powerpool.checks import require_above, require_at_least, require_seed
 from powerpool.data import ClassCut
@@ -14,6 +15,8 @@ from powerpool.tasks.methods import FEWSHOT_METHODS
 from powerpool.tasks.options import take_fields
 from powerpool.tasks.training import require_device_name
 
+Schedule = Literal["step", "cosine", "constant"]
+Loss = Literal["cross-entropy", "mse"]
 SMALLEST, LARGEST = 10, 2048
 """Limits of the image size. Two convolutions without padding and two poolings leave one location of 10 pixels. Sizes
 above 2048 come from damaged or hostile files."""
@@ -35,6 +38,7 @@ class ModelConfig:
         pivots: pivots of the spatial coordinates; Z pivots add 2 Z channels
         sigma: width of the spatial coordinates
         alpha: weight of the spatial coordinates
+        temperature: initial value of what nearest-mean methods divide squared distances by; it is learnt
     """
 
     method: str = "SoSN(x+L)+SigmE"
@@ -48,11 +52,13 @@ class ModelConfig:
     pivots: int = 5
     sigma: float = 0.5
     alpha: float = 0.5
+    temperature: float = 1.0
 
     def __post_init__(self) -> None:
         require_choice(self.method, tuple(FEWSHOT_METHODS), "model.method")
         if self.hidden < 2 or self.hidden % 2:
             raise ArgumentError(f"model.hidden must be an even number, at least 2 (got {self.hidden}).")
+        require_above(0, "model", temperature=self.temperature)
         FEWSHOT_METHODS[self.method].require_settings(self.method, self, "model")
 
 
@@ -82,7 +88,7 @@ class EpisodeConfig:
 
 @dataclass(frozen=True)
 class TrainingConfig:
-    """Adam on one episode after the other, with a learning rate that falls in steps.
+    """Adam on one episode after the other.
 
     Args:
         episodes: training steps
@@ -90,8 +96,12 @@ class TrainingConfig:
         shot: support images of each class; default: as in the test
         queries: query images of each class
         learning_rate: initial learning rate
-        decay_every: episodes between two reductions of the learning rate
-        decay_factor: what the learning rate is multiplied by
+        schedule: step multiplies the learning rate by decay_factor after every decay_every episodes, cosine lowers it
+            to 0 at the last episode along half a cosine, constant keeps it
+        decay_every: episodes between two reductions of the learning rate, for the schedule step
+        decay_factor: what the learning rate is multiplied by, for the schedule step
+        loss: cross-entropy of the classes of an episode, or mse, the mean squared error to 1 for the true class and 0
+            for the others; default: mse for Relation Net and SoSN, cross-entropy for the other methods
         clip: largest gradient norm, of the encoder and of all other layers separately
         turns: treat classes rotated by 90, 180 and 270 degrees as further classes, as is usual for Omniglot
         validate_every: episodes between two validations, the best of which selects the model
@@ -108,8 +118,10 @@ class TrainingConfig:
     shot: int | None = None
     queries: int = 5
     learning_rate: float = 1e-3
+    schedule: Schedule = "step"
     decay_every: int = 100_000
     decay_factor: float = 0.5
+    loss: Loss | None = None
     clip: float = 0.5
     turns: bool = False
     validate_every: int = 1000
@@ -130,8 +142,25 @@ class TrainingConfig:
         require_above(0, "training", learning_rate=self.learning_rate, clip=self.clip)
         if not 0 < self.decay_factor <= 1:
             raise ArgumentError(f"training.decay_factor must be above 0 and at most 1 (got {self.decay_factor}).")
+        require_choice(self.schedule, get_args(Schedule), "training.schedule")
+        if self.loss is not None:
+            require_choice(self.loss, get_args(Loss), "training.loss")
         require_choice(self.precision, ("auto", "32-true", "bf16-mixed"), "training.precision")
         require_device_name(self.device)
+
+    def rate(self, done: int) -> float:
+        """Return the learning rate of the next episode, after a number of finished ones.
+
+        Example:
+            >>> settings = TrainingConfig(episodes=4, learning_rate=0.5, schedule="cosine")
+            >>> [round(settings.rate(done), 3) for done in range(4)]
+            [0.5, 0.427, 0.25, 0.073]
+        """
+        if self.schedule == "cosine":
+            return self.learning_rate * (1 + math.cos(math.pi * done / self.episodes)) / 2
+        if self.schedule == "step":
+            return self.learning_rate * self.decay_factor ** (done // self.decay_every)
+        return self.learning_rate
 
 
 @dataclass(frozen=True)

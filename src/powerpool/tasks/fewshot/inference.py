@@ -113,7 +113,8 @@ class TrainedModel:
         """Return the similarity of each query to each class; classes may have different numbers of images."""
         network = self.network.eval()
         classes = torch.cat([network.represent(network.encode(images)[None]) for images in support])
-        return torch.cat([network.match_in_parts(classes, network.encode(part)) for part in query.split(batch_size)])
+        parts = [network.match_in_parts(classes, network.encode(part)) for part in query.split(batch_size)]
+        return network.scores(torch.cat(parts))
 
 
 def read_set(config: FewShotConfig, watch: Watch = ignore_progress) -> FewShotSet:
@@ -266,6 +267,8 @@ def evaluate(options: EvaluateOptions, watch: Watch) -> FewShotEvaluation:
     """Test the model of a run: on its test classes, or on all classes of other data."""
     model = load_run(options.run)
     config = read_recipe(Path(options.run, CONFIG), FewShotConfig)
+    if config.training.loss is not None:
+        model.network.loss_name = config.training.loss
     given = {name: getattr(options, name) for name in TEST_OPTIONS if getattr(options, name) is not None}
     episodes = replace(config.test, **given)
     if options.data is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from abc import abstractmethod
 
 import torch
@@ -12,7 +13,7 @@ from powerpool.errors import ShapeError
 from powerpool.linalg.precision import at_least_float32
 from powerpool.moments.coordinates import spatial_coordinates
 from powerpool.nn.relation import RelationDescriptor
-from powerpool.tasks.fewshot.config import ModelConfig
+from powerpool.tasks.fewshot.config import Loss, ModelConfig
 from powerpool.tasks.fewshot.pairs import PairBlock, compare_maps, init_for_relu
 from powerpool.tasks.methods import FEWSHOT_METHODS
 from powerpool.tasks.pooling import FeatureSet, Normalization, normalization_of
@@ -61,10 +62,15 @@ def prototypical_encoder(channels: int, hidden: int) -> nn.Sequential:
 
 
 class EpisodeNetwork(nn.Module):
-    """An encoder and a comparison. Subclasses define the comparison and the loss."""
+    """An encoder and a comparison. Subclasses define the comparison, and what its logits mean.
+
+    A logit is higher for a more similar class; it has no bounds, so that equal ones are rare.
+    """
 
     trains_in_bfloat16 = False
     """Whether convolutions and linear layers are trained in bfloat16; matrices and the loss are float32."""
+    loss_name: Loss = "cross-entropy"
+    """The training loss; a subclass has that of its authors."""
 
     def __init__(self, config: ModelConfig, channels: int) -> None:
         super().__init__()
@@ -79,6 +85,10 @@ class EpisodeNetwork(nn.Module):
 
     def forward(self, support: Tensor, query: Tensor) -> Tensor:  # shape: (L, J, C, H, W), (n, C, H, W) -> (n, L)
         """Return the scores of the queries, higher for more similar classes."""
+        return self.scores(self.logits(support, query))
+
+    def logits(self, support: Tensor, query: Tensor) -> Tensor:  # shape: (L, J, C, H, W), (n, C, H, W) -> (n, L)
+        """Return what the loss is computed from."""
         if support.ndim != 5 or query.ndim != 4 or support.shape[2:] != query.shape[1:]:
             raise ShapeError(
                 "An episode needs support (L, J, C, H, W) and query (n, C, H, W) of one size "
@@ -91,8 +101,8 @@ class EpisodeNetwork(nn.Module):
             maps = torch.cat([self.encode(part) for part in images.split(self._batch_size(IMAGES, len(images)))])
             first = support.shape[0] * support.shape[1]
             classes = self.represent(maps[:first].unflatten(0, support.shape[:2]))
-            scores = self.match_in_parts(classes, maps[first:])
-        return at_least_float32(scores)
+            logits = self.match_in_parts(classes, maps[first:])
+        return at_least_float32(logits)
 
     def encode(self, images: Tensor) -> Tensor:  # shape: (B, C, H, W) -> (B, K, h, w)
         """Return the feature maps of images in [0, 1]."""
@@ -101,7 +111,7 @@ class EpisodeNetwork(nn.Module):
         return at_least_float32(maps)
 
     def match_in_parts(self, classes: Tensor, query: Tensor) -> Tensor:  # shape: (L, *D), (n, K, h, w) -> (n, L)
-        """Return the scores of encoded queries, computed in parts that fit into memory."""
+        """Return the logits of encoded queries, computed in parts that fit into memory."""
         step = self._batch_size(max(1, PAIRS // len(classes)), len(query))
         return torch.cat([self.match(classes, part) for part in query.split(step)])
 
@@ -115,19 +125,34 @@ class EpisodeNetwork(nn.Module):
 
     @abstractmethod
     def match(self, classes: Tensor, query: Tensor) -> Tensor:  # shape: (L, *D), (n, K, h, w) -> (n, L)
-        """Return the scores of encoded queries."""
+        """Return the logits of encoded queries."""
 
     @abstractmethod
-    def loss(self, scores: Tensor, targets: Tensor) -> Tensor:  # shape: (n, L), (n,) -> ()
+    def probabilities(self, logits: Tensor) -> Tensor:  # shape: (n, L) -> (n, L)
+        """Return numbers between 0 and 1, which the mean squared error compares with 1 and 0."""
+
+    def scores(self, logits: Tensor) -> Tensor:  # shape: (n, L) -> (n, L)
+        """Return what predictions show."""
+        return logits
+
+    def loss(self, logits: Tensor, targets: Tensor) -> Tensor:  # shape: (n, L), (n,) -> ()
         """Return the training loss."""
+        if self.loss_name == "cross-entropy":
+            return nn.functional.cross_entropy(logits, targets)
+        wanted = nn.functional.one_hot(targets, logits.shape[1]).to(logits.dtype)
+        return nn.functional.mse_loss(self.probabilities(logits), wanted)
 
 
 class PairNetwork(EpisodeNetwork):
-    """Scores between 0 and 1 from a network that sees a pair of images; mean squared error to 1 or 0."""
+    """Scores between 0 and 1 from a network that sees a pair of images."""
 
-    def loss(self, scores: Tensor, targets: Tensor) -> Tensor:
-        wanted = nn.functional.one_hot(targets, scores.shape[1]).to(scores.dtype)
-        return nn.functional.mse_loss(scores, wanted)
+    loss_name = "mse"
+
+    def probabilities(self, logits: Tensor) -> Tensor:
+        return logits.sigmoid()
+
+    def scores(self, logits: Tensor) -> Tensor:
+        return self.probabilities(logits)
 
 
 class RelationNet(PairNetwork):
@@ -191,10 +216,10 @@ class SoSN(PairNetwork):
 
 
 class DistanceNetwork(EpisodeNetwork):
-    r"""Scores :math:`-\lVert z_q - \bar z_c \rVert^2` and cross-entropy; :math:`\bar z_c` is the mean of the shots."""
+    r"""Scores :math:`-\lVert z_q - \bar z_c \rVert^2`, where :math:`\bar z_c` is the mean of the shots."""
 
-    def loss(self, scores: Tensor, targets: Tensor) -> Tensor:
-        return nn.functional.cross_entropy(scores, targets)
+    def probabilities(self, logits: Tensor) -> Tensor:
+        return logits.softmax(1)
 
     def represent(self, support: Tensor) -> Tensor:
         return self.vectors(support.flatten(0, 1)).unflatten(0, support.shape[:2]).mean(1)
@@ -219,13 +244,18 @@ class PrototypicalNet(DistanceNetwork):
 
 
 class NearestMean(DistanceNetwork):
-    """Nearest class mean of power-normalized second-order matrices, with a learnt scale of the distances."""
+    r"""Second-order prototypes: the nearest class mean of power-normalized matrices.
+
+    .. math:: s_{qc} = -\frac1\tau \lVert u(M_q) - \frac1J \textstyle\sum_j u(M_{cj}) \rVert^2
+
+    where :math:`u` vectorizes a matrix so that distances are Frobenius norms. The temperature :math:`\tau` is learnt.
+    """
 
     def __init__(self, config: ModelConfig, channels: int, side: int) -> None:
         super().__init__(config, channels)
         self.descriptor = make_descriptor(config)
         self.grid = Grid(config, side)
-        self.log_scale = nn.Parameter(torch.zeros(()))
+        self.log_scale = nn.Parameter(torch.tensor(-math.log(config.temperature)))
 
     def vectors(self, maps: Tensor) -> Tensor:
         return to_vector(self.descriptor.query_matrix(maps.flatten(2), self.grid(maps)))
@@ -251,8 +281,8 @@ class Grid(nn.Module):
 
 
 def score_head(features: int) -> nn.Sequential:
-    """Build the layers from maps to a number between 0 and 1."""
-    return nn.Sequential(nn.Flatten(), nn.Linear(features, UNITS), nn.ReLU(), nn.Linear(UNITS, 1), nn.Sigmoid())
+    """Build the layers from maps to a logit."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(features, UNITS), nn.ReLU(), nn.Linear(UNITS, 1))
 
 
 def make_descriptor(config: ModelConfig) -> RelationDescriptor:

@@ -148,6 +148,7 @@ class FewShotTask(Task[FewShotConfig, FewShotSet, Training, TrainedModel]):
                 curves={name: tuple(values) for name, values in asdict(training.curves).items() if values},
                 seconds=training.seconds,
                 episodes_per_second=training.done / training.step_seconds,  # without validation
+                cpu_seconds=training.cpu_seconds,
             )
         return found
 

@@ -52,6 +52,8 @@ class TrainingCurves:
     """Mean loss of the part."""
     validation_loss: list[float] = field(default_factory=list)
     validation_value: list[float] = field(default_factory=list)
+    cpu_seconds: list[float] = field(default_factory=list, compare=False)
+    """CPU time of all training episodes so far, without validations."""
 
 
 @dataclass
@@ -106,12 +108,15 @@ class Training:
             self.network = make_network(config.model, config.channels, config.size)
         if weights is not None:
             self.network.load_state_dict(weights)
+        if training.loss is not None:
+            self.network.loss_name = training.loss
         self.network.to(self.device)
         precision = choose_precision(self.device) if training.precision == "auto" else training.precision
         self.network.trains_in_bfloat16 = precision == "bf16-mixed"
         self.optimizer = torch.optim.Adam(self.network.parameters(), lr=training.learning_rate)
         self.done, self.total, self.counted = 0, 0.0, 0
         self.seconds, self.step_seconds = 0.0, 0.0
+        self.cpu_seconds, self.step_cpu_seconds = 0.0, 0.0
         self.curves = TrainingCurves()
         self.best: Best | None = None
 
@@ -119,28 +124,29 @@ class Training:
         """Train to the end, calling ``after`` after each episode, then load the selected weights."""
         config = self.config.training
         while self.done < config.episodes:
-            start = time.perf_counter()
+            start, cpu_start = time.perf_counter(), time.process_time()
             self._step()
             self.step_seconds += time.perf_counter() - start
+            self.step_cpu_seconds += time.process_time() - cpu_start
             if self.done % config.validate_every == 0 or self.done == config.episodes:
                 try:
                     self._end_part()
                 except NotFiniteError as error:
                     raise self._diverged(f"Features are not finite after training episode {self.done}") from error
             self.seconds += time.perf_counter() - start
+            self.cpu_seconds += time.process_time() - cpu_start
             after(self)
         if self.best is not None:
             self.network.load_state_dict(self.best.weights)
 
     def _step(self) -> None:
         config = self.config.training
-        rate = config.learning_rate * config.decay_factor ** (self.done // config.decay_every)
         for group in self.optimizer.param_groups:
-            group["lr"] = rate
+            group["lr"] = config.rate(self.done)
         self.network.train()
         try:
-            scores, targets = score_queries(self.network, self.train, self.episodes[self.done], self.device)
-            loss = self.network.loss(scores, targets)
+            logits, targets = compare_queries(self.network, self.train, self.episodes[self.done], self.device)
+            loss = self.network.loss(logits, targets)
         except NotFiniteError as error:
             raise self._diverged(f"Features are not finite in training episode {self.done + 1}") from error
         self.optimizer.zero_grad(set_to_none=True)
@@ -173,6 +179,7 @@ class Training:
     def _end_part(self) -> None:
         self.curves.episode.append(self.done)
         self.curves.train_loss.append(self.total / self.counted)
+        self.curves.cpu_seconds.append(round(self.step_cpu_seconds, 2))
         self.total, self.counted = 0.0, 0
         self._recompute_statistics()
         if self.validation is None:
@@ -201,7 +208,7 @@ class Training:
         with recompute_batch_norm(self.network):
             # The episodes after the last training episode: the same each time, and the weights were not fitted to them.
             for number in range(config.episodes, config.episodes + config.settling_episodes):
-                score_queries(self.network, self.train, self.episodes[number], self.device)
+                compare_queries(self.network, self.train, self.episodes[number], self.device)
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything that the next episode depends on, as tensors and plain values."""
@@ -214,6 +221,8 @@ class Training:
             "counted": self.counted,
             "seconds": self.seconds,
             "step_seconds": self.step_seconds,
+            "cpu_seconds": self.cpu_seconds,
+            "step_cpu_seconds": self.step_cpu_seconds,
             "curves": asdict(self.curves),
             "best": best and {"episode": best.episode, "score": asdict(best.score), "weights": best.weights},
         }
@@ -224,6 +233,7 @@ class Training:
         self.optimizer.load_state_dict(state["optimizer"])
         self.done, self.total, self.counted = state["done"], state["total"], state["counted"]
         self.seconds, self.step_seconds = state["seconds"], state["step_seconds"]
+        self.cpu_seconds, self.step_cpu_seconds = state["cpu_seconds"], state["step_cpu_seconds"]
         self.curves = TrainingCurves(**state["curves"])
         best = state["best"]
         self.best = best and Best(best["episode"], Score(**best["score"]), best["weights"])
@@ -270,12 +280,12 @@ def draw_episodes(bank: ImageBank, test: EpisodeConfig, count: int, seed: int = 
     return [episodes[number] for number in range(count)]
 
 
-def score_queries(
+def compare_queries(
     network: EpisodeNetwork, bank: ImageBank, episode: Episode, device: str = "cpu"
 ) -> tuple[Tensor, Tensor]:  # shape: (L Q, L), (L Q,)
-    """Return the scores of all queries of an episode, and the index of the true class of each."""
+    """Return the logits of all queries of an episode, and the index of the true class of each."""
     targets = torch.arange(episode.way, device=device).repeat_interleave(episode.queries)
-    return network(*read_episode(bank, episode, device)), targets
+    return network.logits(*read_episode(bank, episode, device)), targets
 
 
 def read_episode(
@@ -310,9 +320,9 @@ def run_episodes(
     right, losses = [], []
     with _evaluation(network, transductive):
         for number, episode in enumerate(episodes, 1):
-            scores, targets = score_queries(network, bank, episode, device)
-            right.append(int((scores.argmax(1) == targets).sum()))
-            losses.append(float(network.loss(scores, targets)))
+            logits, targets = compare_queries(network, bank, episode, device)
+            right.append(int((logits.argmax(1) == targets).sum()))
+            losses.append(float(network.loss(logits, targets)))
             watch(number)
     return EpisodeScores(tuple(right), episodes[0].way * episodes[0].queries, math.fsum(losses) / len(losses))
 
