@@ -14,7 +14,7 @@ import pytest
 
 from powerpool import files
 from powerpool.errors import LockedError, RecordError
-from powerpool.files import locked
+from powerpool.files import csv_text, locked
 
 HOLDER = """
 import sys
@@ -158,6 +158,11 @@ def test_what_is_written_is_read(tmp_path):
     umask = os.umask(0)
     os.umask(umask)
     assert path.stat().st_mode & 0o777 == 0o666 & ~umask
+
+
+def test_text_of_a_table_is_never_a_formula():
+    rows = [{"file": "=cmd()", "class": "@rose", "score": -1.5}, {"file": "a-b", "class": "+1", "score": 2}]
+    assert csv_text(rows) == "file,class,score\n'=cmd(),'@rose,-1.5\na-b,'+1,2\n"
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), object()], ids=["nan", "inf", "object"])

@@ -24,6 +24,8 @@ DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 """Errors of the disk itself: another folder on the same disk would not help."""
 DENIED = (errno.EACCES, errno.EPERM, errno.EROFS)
 """Errors of permission: another folder would help."""
+FORMULA = ("=", "+", "-", "@", "\t", "\r")
+"""What a cell begins with that a spreadsheet may run as a formula."""
 LARGEST = 256 << 20
 """Limit in bytes for JSON files, far above any that powerpool writes."""
 LOCK = ".lock"
@@ -144,11 +146,14 @@ def write_text(path: str | Path, text: str) -> None:
 
 
 def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return rows with the same keys as CSV; the keys are the first line."""
+    """Return rows with the same keys as CSV; the keys are the first line.
+
+    Text that a spreadsheet would read as a formula, such as a class called ``=1+1``, gets an apostrophe in front.
+    """
     text = io.StringIO()
-    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
+    writer = csv.writer(text, lineterminator="\n")
+    for row in (rows[0].keys(), *(row.values() for row in rows)):
+        writer.writerow([f"'{cell}" if isinstance(cell, str) and cell.startswith(FORMULA) else cell for cell in row])
     return text.getvalue()
 
 

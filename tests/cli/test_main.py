@@ -7,6 +7,7 @@ import importlib
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 import typing
@@ -178,6 +179,19 @@ def test_an_error_is_one_line_and_with_debug_a_traceback(trial, capsys, error, c
         assert out == ""
         assert err.splitlines()[-1].startswith(f"powerpool try it: {expected}")
         assert (err.count("\n") > 1 and "in work\n" in err) == ("--debug" in more)
+
+
+def test_a_termination_is_said_in_one_line(trial, capsys):
+    def work(options: Options) -> None:
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+        except KeyboardInterrupt as stopped:  # as the scheduler does
+            raise KeyboardInterrupt("2 of 3 are kept.") from stopped
+
+    before = signal.getsignal(signal.SIGTERM)
+    assert trial(does=work) == 143
+    assert capsys.readouterr().err == "powerpool try it: terminated. 2 of 3 are kept.\n"
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_the_middle_of_a_very_long_error_is_left_out(trial, capsys):

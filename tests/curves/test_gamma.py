@@ -80,3 +80,17 @@ def test_only_gamma_adds_eps_to_entries():
 
 def test_default_is_the_square_root():
     torch.testing.assert_close(pp.Gamma().value(torch.tensor([4.0])), torch.tensor([2.0]))
+
+
+def test_a_learnt_gamma_stays_below_its_bound() -> None:
+    gamma = torch.nn.Parameter(torch.tensor(8.6e6))
+    with pytest.raises(pp.errors.ArgumentError, match="64"):
+        pp.Gamma(gamma)
+    curve = pp.Gamma(torch.nn.Parameter(torch.tensor(2.0)))
+    with torch.no_grad():
+        curve.gamma.fill_(8.6e6)
+    p = torch.tensor([0.5, 1.5])
+    torch.testing.assert_close(curve.value(p), p**64)
+    for sign, moves in [(1.0, True), (-1.0, False)]:  # descent on 1.5**gamma lowers gamma
+        (grad,) = torch.autograd.grad(sign * curve.value(p).sum(), curve.gamma)
+        assert (grad != 0) == moves

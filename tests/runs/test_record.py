@@ -150,6 +150,8 @@ def test_an_edited_record_is_refused_by_file_and_field(tmp_path, edit, field):
     [
         ({"value": "80"}, r"results\[0\]\.value"),
         ({"value": 1e999}, r"results\[0\]\.value"),
+        ({"value": 1e308}, r"results\[0\]\.value.*1e\+308"),
+        ({"number": 10**400}, r"results\[0\]\.number"),
         ({"number": 0.5}, r"results\[0\]\.number"),
         ({"number": 1}, "numbers"),
         ({"chosen": {"eta": "x" * 10**6}}, r"results\[0\]\.chosen\.eta"),

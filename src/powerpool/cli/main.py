@@ -14,8 +14,10 @@ import errno
 import importlib
 import os
 import select
+import signal
 import sys
 import textwrap
+import threading
 import traceback
 import typing
 import warnings
@@ -132,7 +134,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         flags, arguments = take_flags(arguments)
         name, rest = _find_command(arguments)
-        code = _run(name, rest, flags) if name in COMMANDS else _run_without_command(name, rest)
+        with _termination_raised():
+            code = _run(name, rest, flags) if name in COMMANDS else _run_without_command(name, rest)
         sys.stdout.flush()
         return code
     except (Exception, KeyboardInterrupt) as error:
@@ -243,11 +246,41 @@ def _renamed_fields_shown(shown: bool) -> Iterator[None]:
 # ---- errors ----------------------------------------------------------------------------------------------------------
 
 
+class _Terminated(KeyboardInterrupt):
+    """SIGTERM, as from a batch system: everything that handles Ctrl-C handles it."""
+
+
+@contextlib.contextmanager
+def _termination_raised() -> Iterator[None]:
+    """Raise an exception on SIGTERM, in this process only."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread receives signals
+        return
+    own = os.getpid()
+
+    def terminate(number: int, frame: Any) -> None:
+        if os.getpid() == own:
+            raise _Terminated
+        signal.signal(number, before)
+        signal.raise_signal(number)
+
+    before = signal.signal(signal.SIGTERM, terminate)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _was_terminated(error: BaseException | None) -> bool:
+    return error is not None and (isinstance(error, _Terminated) or _was_terminated(error.__cause__))
+
+
 def _explain(error: BaseException, name: str) -> tuple[int, str]:
     """The exit code and the message for an error."""
     command = COMMANDS.get(name)
     if isinstance(error, KeyboardInterrupt):
-        return 130, f"interrupted. {str(error) or (command.resume if command else '')}".rstrip()
+        code, what = (143, "terminated") if _was_terminated(error) else (130, "interrupted")
+        return code, f"{what}. {str(error) or (command.resume if command else '')}".rstrip()
     if isinstance(error, PowerPoolError):
         return error.exit_code, f"error: {_in_options(error, name)}"
     if isinstance(error, ModuleNotFoundError) and command and str(error.name).partition(".")[0] != "powerpool":

@@ -74,6 +74,8 @@ class Curve(nn.Module, ABC):
     """Whether the derivative follows from the value: then backward of an element-wise pool keeps nothing else."""
     minimum: ClassVar[float]
     """The smallest effective value of a tensor parameter: training cannot push it lower."""
+    maximum: ClassVar[float] = LARGEST
+    """The largest effective value of a tensor parameter."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -90,7 +92,7 @@ class Curve(nn.Module, ABC):
         if isinstance(parameter, Tensor):
             require_floating(parameter, name)
             given = parameter.detach()
-            outside = ~((given >= self.minimum) & torch.isfinite(given))
+            outside = ~((given >= self.minimum) & (given <= self.maximum))
             if bool(outside.any()):
                 raise ArgumentError(self._range_message(given[outside][0].item()))
             if isinstance(parameter, nn.Parameter):
@@ -111,9 +113,9 @@ class Curve(nn.Module, ABC):
 
     @property
     def parameter(self) -> Parameter:
-        """The number, or the tensor clamped to at least :attr:`minimum`."""
+        """The number, or the tensor clamped to :attr:`minimum` and :attr:`maximum`."""
         parameter: Parameter = getattr(self, self.parameter_name)
-        return _AtLeast.apply(parameter, self.minimum) if isinstance(parameter, Tensor) else parameter
+        return _Clamp.apply(parameter, self.minimum, self.maximum) if isinstance(parameter, Tensor) else parameter
 
     @property
     def is_learnable(self) -> bool:
@@ -255,8 +257,8 @@ class Curve(nn.Module, ABC):
 
     def _range_message(self, given: float) -> str:
         return (
-            f"{type(self).__name__} needs a finite {self.parameter_name} > 0, or >= {self.minimum:g} in a tensor "
-            f"(got {given})."
+            f"{type(self).__name__} needs a finite {self.parameter_name} > 0, or from {self.minimum:g} to "
+            f"{self.maximum:g} in a tensor (got {given})."
         )
 
     def _evaluate(self, p: Tensor, formula: Any) -> Tensor:
@@ -298,21 +300,22 @@ class _Value(torch.autograd.Function):
         return grad_p, grad_theta, None
 
 
-class _AtLeast(torch.autograd.Function):
-    """Clamp from below. Below the bound only a gradient whose descent leads back passes, so no value gets stuck."""
+class _Clamp(torch.autograd.Function):
+    """Clamp. Beyond a bound only a gradient whose descent leads back passes, so no value gets stuck."""
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(theta: Tensor, bound: float) -> Tensor:
-        return theta.clamp(min=bound)
+    def forward(theta: Tensor, low: float, high: float) -> Tensor:
+        return theta.clamp(low, high)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, float], output: Tensor) -> None:
-        theta, ctx.bound = inputs
+    def setup_context(ctx: Any, inputs: tuple[Tensor, float, float], output: Tensor) -> None:
+        theta, ctx.low, ctx.high = inputs
         ctx.save_for_backward(theta)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         (theta,) = ctx.saved_tensors
-        return grad * ((theta >= ctx.bound) | (grad < 0)), None
+        passes = ((theta >= ctx.low) | (grad < 0)) & ((theta <= ctx.high) | (grad > 0))
+        return grad * passes, None, None

@@ -16,7 +16,8 @@ class Gamma(Curve):
 
     Matrices are not divided by their trace. The element-wise form is :math:`(p+\varepsilon)^\gamma`. For
     :math:`\gamma < 1` the slope at 0 is infinite, and the gradient there is *defined* as 0: for entries that are
-    exactly 0, and for the null space of a matrix. A tensor ``gamma`` is clamped to at least ``1e-6``.
+    exactly 0, and for the null space of a matrix. A tensor ``gamma`` is clamped to ``1e-6`` and 64, beyond
+    which powers overflow.
 
     Example:
         >>> import torch, powerpool as pp
@@ -28,6 +29,7 @@ class Gamma(Curve):
     parameter_name = "gamma"
     adds_eps = True
     minimum = 1e-6
+    maximum = 64.0
     gamma: Parameter
 
     def __init__(self, gamma: Parameter = 0.5) -> None:

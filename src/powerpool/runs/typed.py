@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import math
 import types
 import typing
 from functools import cache
@@ -19,6 +18,8 @@ Json = Any
 MOST_ITEMS = 10_000_000
 LONGEST_TEXT = 10_000_000
 LARGEST_INT = 2**63
+LARGEST_FLOAT = 1e100
+"""So that sums and squares of the numbers in a record are finite. A diverged float32 loss is at most 3e38."""
 
 
 def from_json(kind: type[T], value: Json, name: str = "", **types: Any) -> T:
@@ -40,7 +41,7 @@ def from_json(kind: type[T], value: Json, name: str = "", **types: Any) -> T:
         Score(value=90.0, loss=None)
         >>> from_json(Score, {"value": "90"}, "validation")
         Traceback (most recent call last):
-        powerpool.errors.RecordError: validation.value must be a finite number (got '90').
+        powerpool.errors.RecordError: validation.value must be a finite number of at most 1e+100 (got '90').
     """
     return typing.cast("T", _convert_object(kind, value, name, types))
 
@@ -102,8 +103,8 @@ def _convert_plain(kind: Any, value: Json, name: str) -> Any:
         return value if is_whole else _refuse(name, "a whole number", value)
     if kind is float:
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not is_number or abs(value) > 1e308 or not math.isfinite(value):
-            _refuse(name, "a finite number", value)
+        if not is_number or not abs(value) <= LARGEST_FLOAT:
+            _refuse(name, f"a finite number of at most {LARGEST_FLOAT:g}", value)
         return float(value)
     if kind is str:
         fits = isinstance(value, str) and len(value) <= LONGEST_TEXT
