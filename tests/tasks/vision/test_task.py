@@ -366,12 +366,13 @@ def test_what_cannot_be_trained_is_refused_in_one_line(textures, tmp_path, capsy
 
 
 @pytest.mark.usefixtures("shared_cache")
-def test_a_data_set_without_test_images_is_refused(tmp_path, capsys):
+def test_without_test_images_a_share_of_the_training_images_is_tested(tmp_path):
     for split in ("train", "validation"):
-        write_images(tmp_path / "own" / split, 3)
-    error = refusal(capsys, "train", "vision", *SMALL, "--out", tmp_path / "run", "--data", tmp_path / "own")
-    assert "own" in error
-    assert "test" in error
+        write_images(tmp_path / "own" / split, 5)
+    words = ("--out", tmp_path / "run", "--data", tmp_path / "own", "--test_share", "0.4")
+    assert run("train", "vision", *SMALL, *words) == 0
+    (found,) = RunRecord.read(tmp_path / "run" / "record.json").results
+    assert [sum(row) for row in found.confusion.dense()] == [2] * len(CLASSES)
 
 
 @pytest.mark.parametrize(
