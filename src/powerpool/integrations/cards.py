@@ -19,7 +19,7 @@ tags:
 
 # {title}
 
-An image classifier for {count} classes: {backbone} with {pool} of [powerpool](https://pypi.org/project/powerpool).
+An image classifier for {count} classes: {backbone} with {pool} of the Python package powerpool.
 
 ```json
 {settings}

@@ -19,20 +19,21 @@ from torch import Tensor, nn
 
 from powerpool.curves.base import EXTRA_STATE
 from powerpool.data.decoding import Crops
-from powerpool.errors import ArgumentError, PowerPoolError, RecordError, ShapeError, shown
+from powerpool.errors import ArgumentError, PowerPoolError, RecordError, shown
 from powerpool.files import write_text
 from powerpool.integrations.backbones import Backbone, load_backbone
 from powerpool.integrations.backbones.sites import FAILURES, Site
 from powerpool.integrations.backbones.surgery import apply_site, find_and_replace, report_size
 from powerpool.integrations.cards import model_card
+from powerpool.integrations.crops import CropClassifier, HeadPool
 from powerpool.integrations.specs import Spec, build_fields, build_pool, describe_fields, describe_pool
-from powerpool.nn.base import SMALLEST
 
 try:
     # At module level because the classes below are subclasses; only this module needs the package.
     from transformers import (
         AutoConfig,
         AutoImageProcessor,
+        AutoModel,
         AutoModelForImageClassification,
         BaseImageProcessor,
         BatchFeature,
@@ -54,6 +55,8 @@ except ModuleNotFoundError as error:
 __all__ = ["PowerPoolConfig", "PowerPoolForImageClassification", "PowerPoolImageProcessor"]
 
 MOST_LABELS = 1_000_000
+MOST_WEIGHTS = 2_000_000_000
+"""Of a backbone of transformers in a run, which is built in memory before its weights are compared with the file."""
 CARD = "README.md"
 HEAD = "head"
 """The class of the pool of a classifier that uses the layers of the network itself."""
@@ -92,22 +95,25 @@ class PowerPoolConfig(PretrainedConfig):
 
     def __post_init__(self, **kwargs: Any) -> None:
         _require_labels(self.id2label, kwargs.get("num_labels"))
+        nested = self.network_config
+        if (self.site is not None or self.backbone == "hf") and not isinstance(nested, PretrainedConfig):
+            # Without model_type, transformers would choose one.
+            if not isinstance(nested, dict) or not isinstance(nested.get("model_type"), str):
+                raise RecordError("network_config must be the configuration of a network of transformers.")
         try:
             super().__post_init__(**kwargs)
         except PowerPoolError:
             raise
-        except FAILURES as error:
-            raise RecordError(f"The configuration of the backbone is damaged: {shown(str(error))}.") from error
-        if self.pool is None and self.network_config is None and self.backbone is None:
-            return  # transformers builds configurations without arguments to compare others with them
+        except (*FAILURES, ArithmeticError, KeyError) as error:
+            raise RecordError(f"The configuration is damaged: {shown(str(error))}.") from error
+        if self.pool is None and nested is None and self.backbone is None:
+            return  # transformers builds configurations without arguments
         self.label2id = {str(name): number for number, name in (self.id2label or {}).items()}
         self.make_site()
         with torch.device("meta"):
             self.make_pool()
         if self.site is None and not isinstance(self.backbone, str):
             raise RecordError(f"backbone must be a name where there is no site (got {shown(self.backbone)}).")
-        if (self.site is not None or self.backbone == "hf") and self.network_config is None:
-            raise RecordError("network_config is missing.")
 
     def make_site(self) -> Site | None:
         """Return where the classifier pools."""
@@ -130,39 +136,6 @@ def _require_labels(names: Any, number: Any) -> None:
         raise RecordError(f"id2label must have a name for each number from 0 (got {shown(names)}).")
     if not names or not all(isinstance(name, str) for name in names.values()):
         raise RecordError(f"id2label must have names of labels, at least one (got {shown(names)}).")
-
-
-class HeadPool(nn.Module):
-    """The layers of a network between its features and its classifier, averaged over the crops of an image."""
-
-    def __init__(self, backbone: Backbone, unit_norm: bool) -> None:
-        super().__init__()
-        self.head, self.out_features, self.unit_norm = backbone.head, backbone.head_channels, unit_norm
-
-    def forward(self, features: Tensor) -> Tensor:  # shape: (B, K, C, h, w) -> (B, out_features)
-        """Return the vectors."""
-        vectors = self.head(features.flatten(0, 1)).unflatten(0, features.shape[:2]).mean(1)
-        return nn.functional.normalize(vectors, dim=-1, eps=SMALLEST) if self.unit_norm else vectors
-
-
-class CropClassifier(nn.Module):
-    """A backbone, a pool of all crops of an image and a linear classifier, as in runs of ``powerpool train vision``."""
-
-    def __init__(self, backbone: Backbone, pool: nn.Module, labels: int) -> None:
-        super().__init__()
-        self.backbone, self.pool = backbone, pool
-        backbone.head = nn.Identity()  # a part of the pool, or not used
-        self.classifier = nn.Linear(int(pool.out_features), labels)  # type: ignore[arg-type]
-
-    def forward(self, images: Tensor) -> Tensor:  # shape: (B, K, 3, H, W) or (B, 3, H, W) -> (B, labels)
-        """Return the logits."""
-        if images.ndim not in (4, 5):
-            raise ShapeError(
-                f"pixel_values must have shape (B, crops, 3, H, W) or (B, 3, H, W) (got {tuple(images.shape)})."
-            )
-        crops = images if images.ndim == 5 else images.unsqueeze(1)
-        features = self.backbone(crops.flatten(0, 1)).unflatten(0, crops.shape[:2])
-        return self.classifier(self.pool(features).to(self.classifier.weight.dtype))
 
 
 class PowerPoolForImageClassification(PreTrainedModel):
@@ -223,7 +196,7 @@ class PowerPoolForImageClassification(PreTrainedModel):
             return model
         except PowerPoolError:
             raise
-        except (*FAILURES, OverflowError, KeyError) as error:  # sizes that no tensor can have, modules that it lacks
+        except (*FAILURES, ArithmeticError, KeyError) as error:  # sizes that no tensor can have, modules that it lacks
             raise RecordError(f"No network can be built from the stored settings: {shown(str(error))}.") from error
 
     @classmethod
@@ -322,7 +295,7 @@ class PowerPoolForImageClassification(PreTrainedModel):
         if labels is not None:
             output["loss"] = self.loss_function(labels, output.logits, self.config)
         by_name = self.config.return_dict if return_dict is None else return_dict
-        return output if by_name else (output.to_tuple())
+        return output if by_name else output.to_tuple()
 
     def save_pretrained(
         self, save_directory: Any, *args: Any, metrics: Mapping[str, float] | None = None, **kwargs: Any
@@ -343,16 +316,15 @@ class PowerPoolForImageClassification(PreTrainedModel):
 
     @staticmethod
     def _finalize_model_loading(model: Any, load_config: Any, loading_info: Any) -> Any:
-        # Files may lack the descriptions of curves, which the configuration has, too. Weights that are missing or have
-        # other shapes are refused here, before transformers allocates memory for them.
+        # Weights that are missing or have other shapes are refused before transformers allocates memory for them.
+        # Descriptions of curves may be missing: the configuration has them, too.
         missing = {key for key in loading_info.missing_keys if not key.endswith(EXTRA_STATE)}
         loading_info.missing_keys.intersection_update(missing)
         wrong = sorted({*missing, *(key for key, *_ in loading_info.mismatched_keys)})
         if wrong and not load_config.ignore_mismatched_sizes:
-            names = ", ".join(wrong[:3])
             raise RecordError(
                 f"{load_config.pretrained_model_name_or_path}: {len(wrong)} weights are missing or do not fit the "
-                f"configuration ({names}). To train a new classifier, pass ignore_mismatched_sizes=True."
+                f"configuration ({', '.join(wrong[:3])}). To train a new classifier, pass ignore_mismatched_sizes=True."
             )
         return PreTrainedModel._finalize_model_loading(model, load_config, loading_info)
 
@@ -369,8 +341,13 @@ def _classifier_of(config: Any) -> type[nn.Module] | None:
 def _make_backbone(config: PowerPoolConfig) -> Backbone:
     if config.backbone != "hf":
         return load_backbone(str(config.backbone), pretrained=False)
-    with tempfile.TemporaryDirectory() as folder:
-        assert isinstance(config.network_config, PretrainedConfig)
+    assert isinstance(config.network_config, PretrainedConfig)
+    with torch.device("meta"):
+        weights = sum(weight.numel() for weight in AutoModel.from_config(config.network_config).parameters())
+    if weights > MOST_WEIGHTS:
+        raise RecordError(f"The backbone has {weights:,} weights, more than the limit of {MOST_WEIGHTS:,}.")
+    # In memory, because it may have to run once to find its features.
+    with tempfile.TemporaryDirectory() as folder, torch.device("cpu"):
         config.network_config.save_pretrained(folder)
         return load_backbone(f"hf:{folder}", pretrained=False)
 
