@@ -22,7 +22,7 @@ from powerpool.data.decoding import Crops
 from powerpool.errors import ArgumentError, PowerPoolError, RecordError, shown
 from powerpool.files import write_text
 from powerpool.integrations.backbones import Backbone, load_backbone
-from powerpool.integrations.backbones.sites import FAILURES, Site
+from powerpool.integrations.backbones.sites import Site
 from powerpool.integrations.backbones.surgery import apply_site, find_and_replace, report_size
 from powerpool.integrations.cards import model_card
 from powerpool.integrations.crops import CropClassifier, HeadPool
@@ -58,14 +58,12 @@ MOST_LABELS = 1_000_000
 MOST_WEIGHTS = 2_000_000_000
 """Of a backbone of transformers in a run, which is built in memory before its weights are compared with the file."""
 CARD = "README.md"
-HEAD = "head"
-"""The class of the pool of a classifier that uses the layers of the network itself."""
+HEADS = tuple({"class": "head", "unit_norm": unit_norm} for unit_norm in (False, True))
+"""The pools of classifiers that use the layers of the network itself."""
 
 
 class PowerPoolConfig(PretrainedConfig):
     """The configuration of :class:`PowerPoolForImageClassification`: backbone, pool with its curve, and labels.
-
-    It is made by :meth:`PowerPoolForImageClassification.from_backbone`, or by ``powerpool export vision``.
 
     Args:
         network_config: configuration of the image classifier of transformers whose pooling is replaced; or, without
@@ -96,15 +94,14 @@ class PowerPoolConfig(PretrainedConfig):
     def __post_init__(self, **kwargs: Any) -> None:
         _require_labels(self.id2label, kwargs.get("num_labels"))
         nested = self.network_config
-        if (self.site is not None or self.backbone == "hf") and not isinstance(nested, PretrainedConfig):
-            # Without model_type, transformers would choose one.
-            if not isinstance(nested, dict) or not isinstance(nested.get("model_type"), str):
-                raise RecordError("network_config must be the configuration of a network of transformers.")
+        kind = nested.get("model_type") if isinstance(nested, dict) else getattr(nested, "model_type", None)
+        if not isinstance(kind, str) and (self.site is not None or self.backbone == "hf"):
+            raise RecordError("network_config must be the configuration of a network, with model_type.")
         try:
             super().__post_init__(**kwargs)
         except PowerPoolError:
             raise
-        except (*FAILURES, ArithmeticError, KeyError) as error:
+        except Exception as error:  # transformers and huggingface_hub raise errors of many kinds
             raise RecordError(f"The configuration is damaged: {shown(str(error))}.") from error
         if self.pool is None and nested is None and self.backbone is None:
             return  # transformers builds configurations without arguments
@@ -121,9 +118,7 @@ class PowerPoolConfig(PretrainedConfig):
 
     def make_pool(self) -> nn.Module | None:
         """Return a new pool; None for the layers of the network itself."""
-        if self.site is None and self.pool in ({"class": HEAD, "unit_norm": True}, {"class": HEAD, "unit_norm": False}):
-            return None
-        return build_pool(self.pool)
+        return None if self.site is None and self.pool in HEADS else build_pool(self.pool)
 
 
 def _require_labels(names: Any, number: Any) -> None:
@@ -173,8 +168,7 @@ class PowerPoolForImageClassification(PreTrainedModel):
     _supports_flash_attn = True
     _supports_flex_attn = True
     _supports_attention_backend = True
-    accepts_loss_kwargs = False
-    """The loss is a mean over images, which Trainer divides by the steps of gradient accumulation."""
+    accepts_loss_kwargs = False  # the loss is a mean, which Trainer divides by the steps of gradient accumulation
 
     def __init__(self, config: PowerPoolConfig, model: nn.Module | None = None) -> None:
         super().__init__(config)
@@ -184,8 +178,7 @@ class PowerPoolForImageClassification(PreTrainedModel):
 
     @staticmethod
     def _make_model(config: PowerPoolConfig) -> nn.Module:
-        site, pool = config.make_site(), config.make_pool()
-        labels = config.num_labels or 0
+        site, pool, labels = config.make_site(), config.make_pool(), config.num_labels or 0
         try:
             if site is None:
                 backbone = _make_backbone(config)
@@ -196,7 +189,7 @@ class PowerPoolForImageClassification(PreTrainedModel):
             return model
         except PowerPoolError:
             raise
-        except (*FAILURES, ArithmeticError, KeyError) as error:  # sizes that no tensor can have, modules that it lacks
+        except Exception as error:  # sizes that no tensor can have, modules that it lacks
             raise RecordError(f"No network can be built from the stored settings: {shown(str(error))}.") from error
 
     @classmethod
@@ -221,7 +214,7 @@ class PowerPoolForImageClassification(PreTrainedModel):
             raise ArgumentError(f"labels must be different names (got {shown(names)}).")
         plain = copy.deepcopy(getattr(model, "config", None))
         if isinstance(plain, PretrainedConfig):
-            plain.architectures = [type(model).__name__]
+            plain.architectures = [type(model).__name__]  # some configurations have several classifiers
         if _classifier_of(plain) is not type(model):
             raise ArgumentError(
                 "model must be an image classifier that AutoModelForImageClassification builds from its configuration "
@@ -267,10 +260,11 @@ class PowerPoolForImageClassification(PreTrainedModel):
         if name.startswith("hf:"):  # what follows may be a path of this machine
             own = next(layer for layer in backbone.modules() if isinstance(layer, PreTrainedModel))
             nested, name = copy.deepcopy(own.config), "hf"
+            nested.name_or_path = ""
         config = PowerPoolConfig(
             backbone=name,
             network_config=nested,
-            pool={"class": HEAD, "unit_norm": unit_norm} if pool is None else describe_pool(pool),
+            pool=HEADS[unit_norm] if pool is None else describe_pool(pool),
             id2label=dict(enumerate(labels)),
         )
         copied = copy.deepcopy(backbone)
@@ -378,7 +372,7 @@ class PowerPoolImageProcessor(BaseImageProcessor):
     ) -> None:
         super().__init__(**kwargs)
         try:
-            self.crops = dataclasses.asdict(Crops(**(crops or {})))
+            self.crops = dataclasses.asdict(Crops(**crops))  # type: ignore[arg-type]  # None, where a file lacks them
             mean, std = ([float(value) for value in values] for values in (image_mean, image_std))
         except (TypeError, ValueError) as error:
             raise RecordError(f"No image processor can be built from the stored settings: {error}") from error
