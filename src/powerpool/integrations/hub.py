@@ -105,7 +105,7 @@ class PowerPoolConfig(PretrainedConfig):
             raise RecordError(f"The configuration is damaged: {shown(str(error))}.") from error
         if self.pool is None and nested is None and self.backbone is None:
             return  # transformers builds configurations without arguments
-        self.label2id = {str(name): number for number, name in (self.id2label or {}).items()}
+        self.label2id = {str(name): int(number) for number, name in (self.id2label or {}).items()}
         self.make_site()
         with torch.device("meta"):
             self.make_pool()
@@ -182,7 +182,7 @@ class PowerPoolForImageClassification(PreTrainedModel):
         try:
             if site is None:
                 backbone = _make_backbone(config)
-                return CropClassifier(backbone, pool or HeadPool(backbone, config.pool["unit_norm"]), labels)
+                return CropClassifier(backbone, pool or HeadPool(backbone, config.pool == HEADS[True]), labels)
             assert pool is not None
             model = AutoModelForImageClassification.from_config(config.network_config, trust_remote_code=False)
             apply_site(model, site, pool, labels)
@@ -212,7 +212,7 @@ class PowerPoolForImageClassification(PreTrainedModel):
         _require_labels(dict(enumerate(names)), len(names))
         if len(set(names)) != len(names):
             raise ArgumentError(f"labels must be different names (got {shown(names)}).")
-        plain = copy.deepcopy(getattr(model, "config", None))
+        plain: Any = copy.deepcopy(getattr(model, "config", None))
         if isinstance(plain, PretrainedConfig):
             plain.architectures = [type(model).__name__]  # some configurations have several classifiers
         if _classifier_of(plain) is not type(model):
@@ -384,8 +384,8 @@ class PowerPoolImageProcessor(BaseImageProcessor):
         """Return ``pixel_values`` (B, crops, 3, size, size) of an image or a list of images."""
         crops = Crops(**self.crops)
         mean, std = (torch.tensor(values).view(3, 1, 1) for values in (self.image_mean, self.image_std))
-        found = []
-        for image in make_flat_list_of_images(images):
+        found, listed = [], list[Any](make_flat_list_of_images(images))  # type: ignore[arg-type]
+        for image in listed:
             picture = image if hasattr(image, "convert") else to_pil_image(image)
             found.append(((crops(picture.convert("RGB")).float() / 255 - mean) / std).numpy())
         return BatchFeature({"pixel_values": found}, tensor_type=return_tensors)

@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from transformers import ViTImageProcessorPil
 
+import powerpool as pp
 from powerpool.cli.main import main
 from powerpool.data import Crops, load_images
 from powerpool.errors import ArgumentError, RecordError
@@ -23,6 +25,7 @@ from powerpool.tasks.vision.export import ExportError, ExportOptions, export_fol
 from powerpool.tasks.vision.hub import is_hub_folder, load_hub
 from powerpool.tasks.vision.inference import TrainedModel
 from powerpool.tasks.vision.model import ImageClassifier
+from tests.integrations.families import FAMILIES
 from tests.tasks.vision.samples import CLASSES, tiny_backbone, use_tiny
 
 METHODS = ("Baseline", "FOP+AsinhE", "SOP+SC+SigmE", "SOP+NewtonSchulz", "SOP+SC+SpecGamma", "SOP+SC+SpecMaxExpF")
@@ -94,6 +97,24 @@ def test_the_commands_read_a_run_with_efficientnet_lite0_from_its_folder(texture
     assert found["count"] == len(answers[0])
     right = sum(Path(row["picture"]).parent.name == row["class"] for row in answers[0])
     assert found["top1"] == pytest.approx(100 * right / len(answers[0]))
+
+
+def test_a_network_of_transformers_is_read_with_its_own_image_processor(split, tmp_path):
+    family = next(family for family in FAMILIES if family.name == "ViT")
+    pool = pp.nn.SecondOrderPool1d(32, pp.MaxExp(eta=5), reduce_to=4)
+    model = hub.PowerPoolForImageClassification.from_backbone(family.build(), pool, list(CLASSES)).eval()
+    processor = ViTImageProcessorPil(size={"height": 32, "width": 32})
+    model.save_pretrained(tmp_path)
+    with pytest.raises(RecordError, match="preprocessor"):
+        load_hub(tmp_path)
+    processor.save_pretrained(tmp_path)
+    again = load_hub(tmp_path)
+    images = [split.read(index) for index in range(len(split))]
+    with torch.no_grad():
+        expected = model(processor(images, return_tensors="pt")["pixel_values"]).logits
+    torch.testing.assert_close(again.logits(split, 0), expected)
+    assert "SecondOrderPool1d" in again.method
+    assert again.classes == CLASSES
 
 
 @pytest.mark.usefixtures("known")
