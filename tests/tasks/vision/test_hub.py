@@ -26,7 +26,7 @@ from powerpool.tasks.vision.hub import is_hub_folder, load_hub
 from powerpool.tasks.vision.inference import TrainedModel
 from powerpool.tasks.vision.model import ImageClassifier
 from tests.integrations.families import FAMILIES
-from tests.tasks.vision.samples import CLASSES, tiny_backbone, use_tiny
+from tests.tasks.vision.samples import CLASSES, tiny_backbone
 
 METHODS = ("Baseline", "FOP+AsinhE", "SOP+SC+SigmE", "SOP+NewtonSchulz", "SOP+SC+SpecGamma", "SOP+SC+SpecMaxExpF")
 CROPS = Crops(size=32, count=2, resize=32)
@@ -43,8 +43,7 @@ def make_model(method: str, is_trained: bool = False, **pool: Any) -> TrainedMod
 
 @pytest.fixture
 def known(tiny, monkeypatch):
-    """The tiny network has a name for the format of transformers, too; with other weights than those of the run."""
-    use_tiny(monkeypatch)
+    """Every name stands for the tiny network; in the format of transformers its weights are others at first."""
     monkeypatch.setattr(hub, "load_backbone", lambda name, **options: tiny_backbone(1))
 
 
