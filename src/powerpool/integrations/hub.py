@@ -65,15 +65,6 @@ HEADS = tuple({"class": "head", "unit_norm": unit_norm} for unit_norm in (False,
 class PowerPoolConfig(PretrainedConfig):
     """The configuration of :class:`PowerPoolForImageClassification`: backbone, pool with its curve, and labels.
 
-    Args:
-        network_config: configuration of the image classifier of transformers whose pooling is replaced; or, without
-            ``site``, of a backbone of transformers.
-        site: where the classifier pools, as :func:`powerpool.integrations.replace_pooling` found it.
-        backbone: without ``site``, the name of the backbone, see
-            :func:`powerpool.integrations.backbones.load_backbone`; ``"hf"`` for that of ``network_config``.
-        pool: class and arguments of the pool, with the name and the parameter of its curve.
-        kwargs: others of transformers, such as ``id2label``.
-
     Example:
         >>> from powerpool.integrations.hub import PowerPoolConfig
         >>> curve = {"name": "maxexp", "eta": 20}
@@ -87,9 +78,13 @@ class PowerPoolConfig(PretrainedConfig):
     sub_configs_defaults = {"network_config": SubConfigSpec(AutoConfig, model_type="vit", optional=True)}  # noqa: RUF012
 
     network_config: PretrainedConfig | dict[str, Any] | None = None
+    """Of the image classifier whose pooling is replaced; without ``site``, of a backbone of transformers."""
     site: dict[str, Any] | None = None
+    """Where the classifier pools, as :func:`powerpool.integrations.replace_pooling` found it."""
     backbone: str | None = None
+    """Without ``site``, the name of the backbone; ``"hf"`` for that of ``network_config``."""
     pool: dict[str, Any] | None = None
+    """Class and arguments of the pool, with the name and the parameter of its curve."""
 
     def __post_init__(self, **kwargs: Any) -> None:
         _require_labels(self.id2label, kwargs.get("num_labels"))
