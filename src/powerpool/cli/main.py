@@ -104,7 +104,9 @@ COMMANDS: dict[str, Command] = {
     "evaluate vision": _of_task("evaluate", "vision", "top-1 and top-5 accuracy, by class, with the confusion matrix"),
     "predict vision": _of_task("predict", "vision", "predict the classes of images, files or folders", "images"),
     "export vision": Command(
-        "tasks.vision.export:export", IMAGES, "write a trained image classifier as ONNX or torch.export program"
+        "tasks.vision.export:export",
+        IMAGES,
+        "write a trained image classifier as ONNX, or for torch.export or transformers",
     ),
     "reproduce vision": _of_task("reproduce", "vision", "train and test methods on image data sets, as in the paper"),
     "sweep vision": _of_task("sweep", "vision", "validation accuracy against one setting, such as beta or eta"),

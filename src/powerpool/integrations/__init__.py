@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from powerpool.integrations.backbones.surgery import replace_pooling as replace_pooling
 
-MODULES = ("backbones", "pyg", "sklearn")
-__all__ = ["backbones", "pyg", "replace_pooling", "sklearn"]
+MODULES = ("backbones", "hub", "pyg", "sklearn")
+__all__ = ["backbones", "hub", "pyg", "replace_pooling", "sklearn"]
 
 
 def __getattr__(name: str) -> Any:

@@ -131,7 +131,8 @@ class SecondOrder(Pool, ABC):
             else nn.Sequential(self._make_projection(channels, reduce_to), _Rectifier())
         )
         if coordinates:
-            spatial_coordinates(2, 2, coordinates, sigma, alpha)  # refuse bad values here, not in the first batch
+            # Refuse bad values here, not in the first batch; without memory, as a file may ask for a billion pivots.
+            spatial_coordinates(2, 2, coordinates, sigma, alpha, device="meta")
 
     @abstractmethod
     def _make_projection(self, channels: int, reduced: int) -> nn.Module:

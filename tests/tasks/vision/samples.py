@@ -13,6 +13,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from powerpool.data import Crops
+from powerpool.integrations import hub
 from powerpool.integrations.backbones import Backbone
 from powerpool.tasks.vision import extraction, frozen, inference, task
 from powerpool.tasks.vision.config import PoolConfig, VisionConfig
@@ -57,7 +58,7 @@ def tiny_backbone(seed: int = 0) -> Backbone:
 
 def use_tiny(patch: pytest.MonkeyPatch, seed: int = 0) -> None:
     """Let every name of a backbone stand for the tiny one."""
-    for module in (extraction, frozen, inference, task):
+    for module in (extraction, frozen, hub, inference, task):
         patch.setattr(module, "load_backbone", lambda name, **options: tiny_backbone(seed))
     patch.setattr(task, "_digest_backbone", inspect.unwrap(task._digest_backbone))  # not cached
 

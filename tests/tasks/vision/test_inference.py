@@ -18,7 +18,8 @@ from powerpool.runs.folder import MODEL, OLD_MODEL, WEIGHTS, save_state
 from powerpool.tasks.pooling import spread_out
 from powerpool.tasks.vision import inference
 from powerpool.tasks.vision.config import PoolConfig
-from powerpool.tasks.vision.inference import PAIRS, ROWS, TrainedModel, VisionEvaluation, load_run
+from powerpool.tasks.vision.evaluation import PAIRS, ROWS, VisionEvaluation
+from powerpool.tasks.vision.inference import TrainedModel, load_run
 from powerpool.tasks.vision.model import ImageClassifier
 from tests.tasks.vision.samples import CLASSES, tiny_backbone, use_tiny
 

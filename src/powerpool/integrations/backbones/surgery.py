@@ -173,6 +173,13 @@ def replace_pooling(model: nn.Module, pool: nn.Module, num_classes: int, where: 
         >>> output.logits.shape, output.loss.ndim, model.config.num_labels, pool.prefix_tokens
         (torch.Size([2, 5]), 0, 5, 1)
     """
+    site = find_and_replace(model, pool, num_classes, where)
+    report_size(model, site, pool)
+    return model
+
+
+def find_and_replace(model: nn.Module, pool: nn.Module, num_classes: int, where: str | None) -> Site:
+    """Replace the pooling as :func:`replace_pooling` does, and return where it was."""
     _require_pool(pool, num_classes)
     devices = {weight.device for weight in model.parameters() if weight.device.type == "cuda"}
     with torch.random.fork_rng(devices=[device.index for device in devices]):
@@ -183,8 +190,7 @@ def replace_pooling(model: nn.Module, pool: nn.Module, num_classes: int, where: 
     _set_tokens(pool, site)
     apply_site(model, site, pool, num_classes)
     _tell_classes(model, num_classes)
-    _report(model, site, pool)
-    return model
+    return site
 
 
 def apply_site(model: nn.Module, site: Site, pool: nn.Module, num_classes: int) -> None:
@@ -323,8 +329,8 @@ def _tell_classes(model: nn.Module, num_classes: int) -> None:
             setattr(holder, name, num_classes)  # for a config, this also updates id2label and label2id
 
 
-def _report(model: nn.Module, site: Site, pool: nn.Module) -> None:
-    """Log the size of the new head; warn of a large one."""
+def report_size(model: nn.Module, site: Site, pool: nn.Module) -> None:
+    """Log the size of the new head; warn of a large one, as from the caller of the caller."""
     layers = {model.get_submodule(name) for name in (site.first, site.last)}
     weights = sum(weight.numel() for layer in layers for weight in layer.parameters())
     size = (

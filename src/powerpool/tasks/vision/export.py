@@ -1,10 +1,12 @@
-"""``powerpool export vision``: a trained image classifier as one file that runs without powerpool."""
+"""``powerpool export vision``: a trained image classifier as a file that needs no powerpool, or for transformers."""
 
 from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable
+import secrets
+import shutil
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
@@ -16,12 +18,15 @@ from powerpool.checks import require_at_least
 from powerpool.console import emit, print_line, print_note, show_status
 from powerpool.data import Crops
 from powerpool.errors import ArgumentError, PowerPoolError
-from powerpool.files import atomic
+from powerpool.files import PART, atomic, cannot_write, make_folder
 from powerpool.integrations.backbones import fold_batch_norm
+from powerpool.runs.folder import RECORD, WEIGHTS
+from powerpool.runs.record import RunRecord, SplitResult
 from powerpool.solvers import NewtonSchulz
 from powerpool.tasks.methods import VISION_METHODS
 from powerpool.tasks.training import quiet_loggers
 from powerpool.tasks.vision.config import PoolConfig, grid_values
+from powerpool.tasks.vision.hub import load_hub, quiet_transformers
 from powerpool.tasks.vision.inference import TrainedModel, load_run
 from powerpool.tasks.vision.model import ImageClassifier
 
@@ -45,13 +50,13 @@ class ExportError(PowerPoolError, RuntimeError):
 
 @dataclass(frozen=True)
 class ExportOptions:
-    """Write the model of a run as one file that runs without powerpool: ONNX, or a program of torch.export.
+    """Write the model of a run as ONNX or a torch.export program, which run without powerpool, or for transformers.
 
     Args:
         run: run folder of 'powerpool train vision'
-        out: file that ends in .onnx or .pt2
+        out: file that ends in .onnx or .pt2, or a new folder for the format of transformers
         batch: number of images that the file takes at once; default: any number
-        check: run the file on random crops, and refuse it if its probabilities differ from those of the model
+        check: run the model in out on random crops, and refuse it if its probabilities differ from those of the run
         download: allow downloads of weights that are not on this machine
     """
 
@@ -62,18 +67,29 @@ class ExportOptions:
     download: bool = False
 
     def __post_init__(self) -> None:
-        _require_file(self.out, self.batch)
+        if not is_folder(self.out):
+            _require_file(self.out, self.batch)
+        elif self.batch is not None:
+            raise ArgumentError(f"batch is for files; a folder takes any number of images (got {self.batch}).")
 
 
 def export(options: ExportOptions) -> None:
     """Write the file, and print its inputs and outputs."""
     model = load_run(options.run, download=options.download)
-    method = model.network.pool.config.method
-    if takes_fast_form(model.network.pool.config):
-        print_note(f"{method} is exported in its fast form: matrix products instead of eigenvalues, the same result.")
-    with show_status("exporting"):
-        found = export_model(model, options.out, batch=options.batch, check=options.check)
-    size, shape = Path(options.out).stat().st_size / 1e6, _shape(model, options.batch)
+    method = model.method
+    if is_folder(options.out):
+        with show_status("exporting"):
+            found = export_folder(model, options.out, check=options.check, metrics=_read_metrics(options.run))
+        kind, size = "in the format of transformers", (Path(options.out) / WEIGHTS).stat().st_size / 1e6
+    else:
+        if takes_fast_form(model.network.pool.config):
+            print_note(
+                f"{method} is exported in its fast form: matrix products instead of eigenvalues, the same result."
+            )
+        with show_status("exporting"):
+            found = export_model(model, options.out, batch=options.batch, check=options.check)
+        kind, size = f"as {FORMATS[Path(options.out).suffix]}", Path(options.out).stat().st_size / 1e6
+    shape = _shape(model, options.batch)
     difference = "not checked" if found is None else f"largest difference {found:.1g}"
     emit(
         {
@@ -85,9 +101,11 @@ def export(options: ExportOptions) -> None:
             "difference": found,
         }
     )
+    given = f"pixel_values {shape}, normalized by its image processor"
+    if not is_folder(options.out):
+        given = f"{INPUT} {shape}, float32 from 0 to 1"
     print_line(
-        f"Exported {method} on {model.backbone.name} as {FORMATS[Path(options.out).suffix]} to {options.out}, "
-        f"{size:.1f} MB. Input: {INPUT} {shape}, float32 from 0 to 1. "
+        f"Exported {method} on {model.backbone.name} {kind} to {options.out}, {size:.1f} MB. Input: {given}. "
         f"Output: {OUTPUT} of {len(model.classes)} classes, {difference}."
     )
 
@@ -142,11 +160,72 @@ def export_model(
             return None
         difference = _difference(run, model, batch)
         if not difference <= TOLERANCE:  # true for NaN, too
-            raise ExportError(
-                f"{path} was not written: its probabilities differ from those of the model by {difference:.2g} on "
-                f"random crops, more than {TOLERANCE:g}. Use --check false to write it anyway."
-            )
+            raise _differs(path, difference)
         return difference
+
+
+def _differs(path: str | Path, difference: float) -> ExportError:
+    return ExportError(
+        f"{path} was not written: its probabilities differ from those of the model by {difference:.2g} on random "
+        f"crops, more than {TOLERANCE:g}. Use --check false to write it anyway."
+    )
+
+
+def export_folder(
+    model: TrainedModel, folder: str | Path, *, check: bool = True, metrics: Mapping[str, float] | None = None
+) -> float | None:
+    """Write a model in the format of transformers, see :mod:`powerpool.integrations.hub`: all at once, or nothing.
+
+    Args:
+        model: the model; it is not changed.
+        folder: a new or empty folder.
+        check: load the folder again, and refuse it if its probabilities differ from those of the model.
+        metrics: measured numbers for the model card, by name.
+
+    Returns:
+        The largest difference of a probability on random crops; None without ``check``.
+    """
+    from powerpool.integrations.hub import PowerPoolForImageClassification, PowerPoolImageProcessor
+
+    folder, backbone, network = Path(folder), model.backbone, model.network
+    if folder.exists() and any(folder.iterdir()):
+        raise ExportError(f"{folder} is not empty. Choose a new folder with --out.")
+    hub = PowerPoolForImageClassification.from_parts(
+        backbone, network.pool.pool, network.classifier, model.classes, unit_norm=network.pool.config.unit_norm
+    )
+    make_folder(folder.parent)
+    temporary = folder.with_name(f"{PART}{secrets.token_hex(4)}")
+    try:
+        with quiet_transformers():
+            hub.save_pretrained(temporary, metrics=metrics)
+            PowerPoolImageProcessor(asdict(model.crops), backbone.mean, backbone.std).save_pretrained(temporary)
+        found = _difference(_open_folder(temporary), model, None) if check else None
+        if found is not None and not found <= TOLERANCE:
+            raise _differs(folder, found)
+        temporary.replace(folder)
+    except OSError as error:
+        raise cannot_write(folder, error) from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return found
+
+
+def _open_folder(folder: Path) -> Callable[[Tensor], Tensor]:
+    hub = load_hub(folder)
+    mean, std = (torch.tensor(values).view(3, 1, 1) for values in (hub.processor.image_mean, hub.processor.image_std))
+    return lambda crops: hub.model((crops - mean) / std).logits.softmax(-1)
+
+
+def _read_metrics(run: str) -> dict[str, float]:
+    """Return the accuracies in the record of a run; none if it has no record."""
+    file = Path(run, RECORD)
+    if not file.is_file():
+        return {}
+    record = RunRecord.read(file)
+    result = record.results[0]
+    assert isinstance(result, SplitResult)
+    tested = f"in % on {result.count} test images of {record.data}"
+    return {f"top-1 accuracy {tested}": result.value, f"top-5 accuracy {tested}": result.top5}
 
 
 def takes_fast_form(pool: PoolConfig) -> bool:
@@ -267,12 +346,17 @@ def _difference(run: Callable[[Tensor], Tensor], model: TrainedModel, batch: int
     return float(largest)
 
 
+def is_folder(path: str | Path) -> bool:
+    """Whether a model is written to this path as a folder."""
+    return str(path).endswith("/") or Path(path).suffix == "" or Path(path).is_dir()
+
+
 def _require_file(path: str | Path, batch: int | None) -> str:
     """Return the suffix of a file that can be exported."""
     suffix = Path(path).suffix
     if suffix not in FORMATS:
         named = " or ".join(f"{known} ({name})" for known, name in FORMATS.items())
-        raise ArgumentError(f"out must end in {named} (got {str(path)!r}).")
+        raise ArgumentError(f"out must end in {named}, or be a folder without a suffix or with / (got {str(path)!r}).")
     if batch is not None:
         require_at_least(1, "", batch=batch)
     return suffix

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from powerpool.console import TextTable, print_note
 from powerpool.data import Crops, ImageDataset, ImageSet, ImageSplit, Splits, check_images, list_images, load_images
 from powerpool.errors import ArgumentError, RecordError
 from powerpool.integrations.backbones import Backbone, load_backbone
 from powerpool.runs.config import read_recipe
-from powerpool.runs.environment import environment
 from powerpool.runs.folder import (
     CONFIG,
     MODEL,
@@ -26,13 +24,14 @@ from powerpool.runs.folder import (
     read_model,
     save_model,
 )
-from powerpool.runs.record import Confusion, Spectrum
-from powerpool.runs.typed import Json, to_json
-from powerpool.tasks.base import Evaluation, Predictions, Watch, confusion_matrix
+from powerpool.runs.record import Spectrum
+from powerpool.runs.typed import Json
+from powerpool.tasks.base import Predictions, Watch
 from powerpool.tasks.pooling import FeatureSource, Samples, mean_spectrum, spread_out
 from powerpool.tasks.vision.config import RENAMED_PARAMETERS, PoolConfig, VisionConfig, require_crops
+from powerpool.tasks.vision.evaluation import VisionEvaluation
 from powerpool.tasks.vision.extraction import find_features, freeze, read_images, stream_maps
-from powerpool.tasks.vision.linear import top_five
+from powerpool.tasks.vision.hub import HubModel, is_hub_folder, load_hub
 from powerpool.tasks.vision.model import ImageClassifier
 from powerpool.tasks.vision.options import EvaluateOptions, PredictOptions
 
@@ -40,10 +39,6 @@ FEW = 16
 """Below this many images, starting worker processes takes longer than the work."""
 FROZEN_PARTS = ("backbone.", "pool.head.")
 """Weights that are not stored where the backbone was not trained: its name stands for them."""
-PAIRS = 10
-"""Number of pairs of confused classes that are listed."""
-ROWS = 20
-"""Number of classes in a table for the terminal."""
 WHOLE = Splits(validation=0.0, test=0.0)
 """Images without splits are one."""
 SHOWN = 3
@@ -94,6 +89,11 @@ class TrainedModel:
     crops: Crops
     is_trained: bool = False
     """Whether the weights of the backbone were trained, too; otherwise its name stands for them."""
+
+    @property
+    def method(self) -> str:
+        """The method of the pool."""
+        return self.network.pool.config.method
 
     @property
     def backbone(self) -> Backbone:
@@ -167,6 +167,11 @@ def load_run(folder: str | Path, *, backbone: Backbone | None = None, download: 
     return TrainedModel(network, spec.classes, spec.crops, named.is_trained)
 
 
+def load_model(folder: str | Path, *, download: bool = False) -> TrainedModel | HubModel:
+    """Load the model of a run folder, or of a folder in the format of transformers."""
+    return load_hub(folder) if is_hub_folder(folder) else load_run(folder, download=download)
+
+
 def _convert_old(state: dict[str, Json]) -> Json:
     """Convert the content of a ``model.pt`` of version 0.1."""
     pool = {RENAMED_PARAMETERS.get(name, name): value for name, value in dict(state["pool"]).items()}
@@ -177,125 +182,20 @@ def _convert_old(state: dict[str, Json]) -> Json:
 # ---- evaluation ------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class VisionEvaluation(Evaluation):
-    """Accuracies in %, mean cross-entropy and the confusion matrix of a model on some images."""
-
-    method: str
-    images: str
-    """Which images were tested."""
-    top1: float
-    top5: float
-    loss: float
-    classes: tuple[str, ...]
-    matrix: tuple[tuple[int, ...], ...]
-    """A row for each true class, a column for each predicted one."""
-
-    @classmethod
-    def of(
-        cls, method: str, images: str, logits: Tensor, targets: Tensor, classes: Sequence[str]
-    ) -> VisionEvaluation:  # shape: (n, classes), (n,)
-        """Compute the evaluation of logits.
-
-        Example:
-            >>> logits = torch.tensor([[2.0, 0.0], [0.0, 1.0], [3.0, 0.0]])
-            >>> found = VisionEvaluation.of("SOP", "all", logits, torch.tensor([0, 1, 1]), ["cat", "dog"])
-            >>> found.matrix, found.accuracy_by_class["dog"], found.confused
-            (((1, 0), (1, 1)), 50.0, [('dog', 'cat', 1, 50.0)])
-        """
-        matrix = confusion_matrix(logits.argmax(-1), targets, len(classes))
-        return cls(
-            method=method,
-            images=images,
-            top1=100 * int(matrix.diagonal().sum()) / len(targets),
-            top5=top_five(logits, targets),
-            loss=float(nn.functional.cross_entropy(logits.double(), targets)),
-            classes=tuple(classes),
-            matrix=tuple(tuple(row) for row in matrix.tolist()),
-        )
-
-    @property
-    def counts(self) -> dict[str, int]:
-        """Number of images of each class."""
-        return {name: sum(row) for name, row in zip(self.classes, self.matrix, strict=True)}
-
-    @property
-    def accuracy_by_class(self) -> dict[str, float | None]:
-        """Accuracy in % of each class; None for a class without images."""
-        return {
-            name: 100 * row[place] / sum(row) if sum(row) else None
-            for place, (name, row) in enumerate(zip(self.classes, self.matrix, strict=True))
-        }
-
-    @property
-    def confused(self) -> list[tuple[str, str, int, float]]:
-        """Confused pairs, the most frequent first: true class, predicted class, count, share of the true class in %."""
-        found = [
-            (name, self.classes[column], count, 100 * count / sum(row))
-            for place, (name, row) in enumerate(zip(self.classes, self.matrix, strict=True))
-            for column, count in enumerate(row)
-            if count and column != place
-        ]
-        return sorted(found, key=lambda pair: (-pair[2], -pair[3]))
-
-    @property
-    def confusion(self) -> Confusion:
-        return Confusion.of(torch.tensor(self.matrix), self.classes)
-
-    def plain(self) -> dict[str, Json]:
-        counts = self.counts
-        return {
-            "images": self.images,
-            "pictures": self.images,  # as in version 0.1
-            "top1": self.top1,
-            "top5": self.top5,
-            "loss": self.loss,
-            "count": sum(counts.values()),
-            "accuracy_by_class": {
-                name: {"accuracy": accuracy, "count": counts[name]} for name, accuracy in self.accuracy_by_class.items()
-            },
-            "confusion": [list(row) for row in self.matrix],
-            "confused": [
-                {"class": name, "said": predicted, "count": count, "share": share}
-                for name, predicted, count, share in self.confused[:PAIRS]
-            ],
-            "environment": to_json(environment()),
-        }
-
-    def tables(self) -> list[TextTable]:
-        counts, by_class = self.counts, self.accuracy_by_class
-        title = (
-            f"{self.method} on {self.images}: top-1 {self.top1:.2f} %, top-5 {self.top5:.2f} %, loss {self.loss:.3f}, "
-            f"{sum(counts.values())} images"
-        )
-        most_confused: dict[str, str] = {}
-        for name, other, count, _ in self.confused:
-            most_confused.setdefault(name, f"{other} ({count})")
-        # Classes without images come last.
-        worst = sorted(self.classes, key=lambda name: math.inf if (value := by_class[name]) is None else value)
-        rows = []
-        for name in worst[:ROWS]:
-            accuracy = by_class[name]
-            shown = "-" if accuracy is None else f"{accuracy:.1f}"
-            rows.append((name, str(counts[name]), shown, most_confused.get(name, "")))
-        columns = ("class", "images", "accuracy %", "most often predicted as")
-        caption = f"the {ROWS} worst of {len(self.classes)} classes" if len(self.classes) > ROWS else ""
-        tables = [TextTable(title, columns, tuple(rows), (columns[0], columns[3]), caption)]
-        if self.confused:
-            columns = ("class", "predicted", "images", "% of the class")
-            pairs = [(name, other, str(count), f"{share:.1f}") for name, other, count, share in self.confused[:PAIRS]]
-            tables.append(TextTable("most confused", columns, tuple(pairs), columns[:2]))
-        return tables
-
-
 def evaluate(options: EvaluateOptions, watch: Watch) -> VisionEvaluation:
     """Test the model of a run: on a split of its own images, or on other labelled images."""
-    model = load_run(options.run, download=options.download)
-    config = _read_config(options.run, options)
+    model = load_model(options.run, download=options.download)
+    config = None if isinstance(model, HubModel) else _read_config(options.run, options)
     if options.data:
-        images = load_images(options.data, config.data_root, download=config.download, splits=WHOLE)
+        root = options.data_root if config is None else config.data_root
+        images = load_images(options.data, root, download=options.download, splits=WHOLE)
         tested = _with_classes_of(model, images, options.split)
         which = f"{options.split or 'all'} pictures of {images.name}"
+    elif config is None:
+        raise ArgumentError(
+            f"{options.run} has the format of transformers, which does not name the images that the model was trained "
+            "on. Name the images to test with --data."
+        )
     else:
         images = read_images(config)[0]
         if not is_data_of(options.run, images.digest):
@@ -309,7 +209,7 @@ def evaluate(options: EvaluateOptions, watch: Watch) -> VisionEvaluation:
         tested, skipped = check_images(tested, "skip")
         which += f", {len(skipped)} unreadable ones skipped" if skipped else ""
     logits = model.logits(tested, options.workers, lambda done: watch("images", done, len(tested)))
-    return VisionEvaluation.of(model.network.pool.config.method, which, logits, tested.targets, model.classes)
+    return VisionEvaluation.of(model.method, which, logits, tested.targets, model.classes)
 
 
 def _read_config(folder: str | Path, places: EvaluateOptions | Samples) -> VisionConfig:
@@ -323,7 +223,7 @@ def _join_splits(images: ImageSet) -> ImageSplit:
     return sum(others, start=first)
 
 
-def _with_classes_of(model: TrainedModel, images: ImageSet, split: str | None) -> ImageSplit:
+def _with_classes_of(model: TrainedModel | HubModel, images: ImageSet, split: str | None) -> ImageSplit:
     """Return a split, or all images, with the class indices of the model."""
     unknown = [name for name in images.classes if name not in model.classes]
     if unknown:
@@ -341,7 +241,7 @@ def _with_classes_of(model: TrainedModel, images: ImageSet, split: str | None) -
 
 def predict(options: PredictOptions, watch: Watch) -> Predictions:
     """Predict the class of every image, with the probability of each class."""
-    model = load_run(options.run, download=options.download)
+    model = load_model(options.run, download=options.download)
     images = list_images(options.images)
     if options.corrupt == "skip":
         images, skipped = check_images(images, "skip")

@@ -72,7 +72,7 @@ class EvaluateOptions(base.EvaluateOptions):
     """Test the model of a run: on a split of its own images, or on other labelled images.
 
     Args:
-        run: run folder of 'powerpool train vision'
+        run: run folder of 'powerpool train vision', or a folder in the format of transformers, which needs data
         data: other images, all of which are tested: a folder or zip of class folders, or a data set
         out: folder for evaluation.json and confusion.png; default: the run folder
         split: split to test; default: test, or all of other images. The run was trained on its train and validation
@@ -95,7 +95,7 @@ class PredictOptions:
     """Predict the classes of images, with the probability of each class, by the model of a run.
 
     Args:
-        run: run folder of 'powerpool train vision'
+        run: run folder of 'powerpool train vision', or a folder in the format of transformers
         images: image files and folders; folders are searched recursively
         corrupt: error: refuse images that cannot be read; skip: leave them out and count them
         download: allow downloads of weights that are not on this machine

@@ -1,0 +1,42 @@
+"""Image classifiers of crops: a backbone, a pool of all crops of an image, and a linear layer."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from powerpool.errors import ShapeError
+from powerpool.integrations.backbones import Backbone
+from powerpool.nn.base import SMALLEST
+
+
+class HeadPool(nn.Module):
+    """The layers of a network between its features and its classifier, averaged over the crops of an image."""
+
+    def __init__(self, backbone: Backbone, unit_norm: bool) -> None:
+        super().__init__()
+        self.head, self.out_features, self.unit_norm = backbone.head, backbone.head_channels, unit_norm
+
+    def forward(self, features: Tensor) -> Tensor:  # shape: (B, K, C, h, w) -> (B, out_features)
+        """Return the vectors."""
+        vectors = self.head(features.flatten(0, 1)).unflatten(0, features.shape[:2]).mean(1)
+        return nn.functional.normalize(vectors, dim=-1, eps=SMALLEST) if self.unit_norm else vectors
+
+
+class CropClassifier(nn.Module):
+    """A backbone, a pool of all crops of an image and a linear classifier, as in runs of ``powerpool train vision``."""
+
+    def __init__(self, backbone: Backbone, pool: nn.Module, labels: int) -> None:
+        super().__init__()
+        self.backbone, self.pool = backbone, pool
+        backbone.head = nn.Identity()  # a part of the pool, or not used
+        self.classifier = nn.Linear(int(pool.out_features), labels)  # type: ignore[arg-type]
+
+    def forward(self, images: Tensor) -> Tensor:  # shape: (B, K, 3, H, W) or (B, 3, H, W) -> (B, labels)
+        """Return the logits."""
+        if images.ndim not in (4, 5):
+            raise ShapeError(
+                f"pixel_values must have shape (B, crops, 3, H, W) or (B, 3, H, W) (got {tuple(images.shape)})."
+            )
+        crops = images if images.ndim == 5 else images.unsqueeze(1)
+        features = self.backbone(crops.flatten(0, 1)).unflatten(0, crops.shape[:2])
+        return self.classifier(self.pool(features).to(self.classifier.weight.dtype))
