@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from powerpool.data import Crops
 from powerpool.integrations.backbones import Backbone
-from powerpool.tasks.vision import extraction, frozen, inference, task
+from powerpool.tasks.vision import extraction, frozen, inference, tuned
 from powerpool.tasks.vision.config import PoolConfig, VisionConfig
 
 CLASSES = ("across", "along", "[oblique]")
@@ -57,9 +57,9 @@ def tiny_backbone(seed: int = 0) -> Backbone:
 
 def use_tiny(patch: pytest.MonkeyPatch, seed: int = 0) -> None:
     """Let every name of a backbone stand for the tiny one."""
-    for module in (extraction, frozen, inference, task):
+    for module in (extraction, frozen, inference, tuned):
         patch.setattr(module, "load_backbone", lambda name, **options: tiny_backbone(seed))
-    patch.setattr(task, "_digest_backbone", inspect.unwrap(task._digest_backbone))  # not cached
+    patch.setattr(tuned, "digest_backbone", inspect.unwrap(tuned.digest_backbone))  # not cached
 
 
 def small_config(data: Path | str, **changes: Any) -> VisionConfig:

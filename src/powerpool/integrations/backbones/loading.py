@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from powerpool.errors import ArgumentError, UnknownNameError, did_you_mean
-from powerpool.integrations.backbones import zoos
+from powerpool.integrations.backbones import hf, zoos
 from powerpool.integrations.backbones.base import (
     IMAGENET_MEAN,
     IMAGENET_STD,
@@ -87,7 +87,7 @@ def _from_name(name: str, pretrained: bool, download: bool) -> Backbone:
     if name in LITE_NAMES:
         return load_lite(name, pretrained)
     if name.startswith("hf:"):
-        return zoos.load_transformers(name, pretrained, download)
+        return hf.load_transformers(name, pretrained, download)
     if name.startswith("timm:"):
         return zoos.load_timm(name, pretrained, download)
     if name.startswith("torchvision:"):
