@@ -131,7 +131,7 @@ class SecondOrder(Pool, ABC):
             else nn.Sequential(self._make_projection(channels, reduce_to), _Rectifier())
         )
         if coordinates:
-            spatial_coordinates(2, 2, coordinates, sigma, alpha)  # refuse bad values here, not in the first batch
+            spatial_coordinates(2, 2, coordinates, sigma, alpha, device="cpu")  # refuse bad values now
 
     @abstractmethod
     def _make_projection(self, channels: int, reduced: int) -> nn.Module:

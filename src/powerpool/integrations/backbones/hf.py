@@ -32,7 +32,6 @@ from powerpool.integrations.backbones.base import (
     hooked,
     import_or_explain,
 )
-from powerpool.integrations.backbones.folding import agree
 
 PREFIX = "hf:"
 BICUBIC = 3
@@ -209,9 +208,9 @@ def _weights(kind: Any, config: Any, name: str, source: str, local: bool, **opti
 
 
 def _wrap(model: Any, name: str, mean: Triple, std: Triple) -> Backbone:
-    """Run a model on a random image, to count its prefix tokens and find how it pools."""
+    """Run a model once, to count its prefix tokens and find how it pools; its weights may be on the meta device."""
     size = _image_size(model.config) or PROBE_SIZES[-1]
-    image = torch.rand(1, 3, size, size, generator=torch.Generator().manual_seed(0)).to(model.dtype)
+    image = torch.zeros(1, 3, size, size, dtype=model.dtype, device=model.device)
     calls: list[tuple[nn.Module, Any, Any]] = []
     hooks = [
         layer.register_forward_hook(lambda layer, inputs, output: calls.append((layer, inputs, output)))
@@ -239,7 +238,7 @@ def _wrap(model: Any, name: str, mean: Triple, std: Triple) -> Backbone:
     body = HiddenState(model, prefix)
     with evaluating(model):
         features = body(image)
-        head = _find_head(features, hidden, getattr(output, "pooler_output", None), prefix, calls)
+        head = _find_head(hidden, getattr(output, "pooler_output", None), prefix, calls)
         width = head(features).shape[1]
     return Backbone(
         name, body, features.shape[1], head=head, head_channels=width, mean=mean, std=std, prefix_tokens=prefix
@@ -247,23 +246,20 @@ def _wrap(model: Any, name: str, mean: Triple, std: Triple) -> Backbone:
 
 
 def _find_head(
-    features: Tensor, hidden: Tensor, pooled: Tensor | None, prefix: int, calls: list[tuple[nn.Module, Any, Any]]
+    hidden: Tensor, pooled: Tensor | None, prefix: int, calls: list[tuple[nn.Module, Any, Any]]
 ) -> nn.Module:
     """Return the class token where there is one, otherwise the pooling of the model, otherwise the mean.
 
-    A norm of the vector that the model has is added, as in CLIP and ConvNeXt.
+    A norm of this vector follows where the model has one, as CLIP and ConvNeXt.
     """
     head = FirstToken() if prefix else average_pooling()
-    vector = head(features)
-    if pooled is None or agree(vector, pooled.flatten(1)):
-        return head
-    for layer, _, output in calls:
-        if isinstance(layer, nn.LayerNorm) and output is pooled and agree(layer(vector), pooled):
+    for layer, inputs, output in calls:
+        if pooled is None or output is not pooled:
+            continue
+        if isinstance(layer, nn.LayerNorm) and inputs[0].ndim == 2:
             return nn.Sequential(head, layer)
-    if not prefix and hidden.ndim == 3:
-        for layer, inputs, output in calls:
-            if output is pooled and len(inputs) == 1 and inputs[0] is hidden:
-                return TokenPool(layer)
+        if not prefix and hidden.ndim == 3 and inputs[0] is hidden:
+            return TokenPool(layer)
     return head
 
 

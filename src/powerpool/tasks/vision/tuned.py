@@ -42,7 +42,7 @@ def list_trainings(config: VisionConfig) -> list[VisionConfig]:
     """
     training, found = config.training, []
     for rate in training.learning_rates or [training.learning_rate]:
-        head = training.head_learning_rate * rate / training.learning_rate
+        head = training.head_learning_rate * (rate / training.learning_rate)  # unchanged for the same rate
         found.append(replace(config, training=replace(training, learning_rate=rate, head_learning_rate=head)))
     return found
 
