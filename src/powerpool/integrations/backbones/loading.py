@@ -28,12 +28,12 @@ FORMS = (*LITE_NAMES, "hf:<name or path>", "timm:<name>", "torchvision:<name>")
 def load_backbone(
     name: str | nn.Module, *, pretrained: bool = True, download: bool = False, channels: int | None = None
 ) -> Backbone:
-    """Load a network up to its last convolutional map.
+    """Load a network up to its last feature map or its tokens.
 
     =========================== ==================================================================================
     ``efficientnet-lite0``      320 channels, stride 32; the weights come with ``powerpool[vision]``
     ``efficientnet-lite0/head`` the same after its head convolution, 1280 channels
-    ``hf:<name or path>``       the last stage of a transformers backbone, from a folder, the cache or the hub
+    ``hf:<name or path>``       the last map or tokens of a transformers model, from a folder, the cache or the hub
     ``timm:<name>``             the last map of a timm network
     ``torchvision:<name>``      the last map of a torchvision classifier, such as ``torchvision:alexnet``
     a module                    images (B, 3, H, W) to maps (B, C, h, w)
