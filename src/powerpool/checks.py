@@ -180,10 +180,10 @@ def require_eps(eps: float) -> None:
         raise ArgumentError(f"eps must be >= 0 and finite (got {eps}); the paper uses 1e-6.")
 
 
-def require_seed(seed: int) -> None:
+def require_seed(seed: int, name: str = "seed") -> None:
     """Require a seed that every random number generator accepts."""
     if not 0 <= seed < 2**31:
-        raise ArgumentError(f"seed must be at least 0 and below 2**31 (got {seed}).")
+        raise ArgumentError(f"{name} must be at least 0 and below 2**31 (got {seed}).")
 
 
 def require_at_least(least: float, group: str, **values: float) -> None:

@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from powerpool.errors import ShapeError
 from powerpool.integrations.backbones import Backbone
+from powerpool.integrations.backbones.base import patches
 from powerpool.nn.base import SMALLEST
 
 
@@ -39,4 +40,6 @@ class CropClassifier(nn.Module):
             )
         crops = images if images.ndim == 5 else images.unsqueeze(1)
         features = self.backbone(crops.flatten(0, 1)).unflatten(0, crops.shape[:2])
+        if not isinstance(self.pool, HeadPool):
+            features = patches(features, self.backbone.prefix_tokens)
         return self.classifier(self.pool(features).to(self.classifier.weight.dtype))

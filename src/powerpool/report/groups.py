@@ -166,7 +166,8 @@ def describe_test(group: Group) -> str:
 def list_seeds(group: Group) -> list[int]:
     """Return the seeds of all runs."""
     pairs = ((record, result) for record in group.records for result in record.results)
-    return sorted({result.seed if isinstance(result, EpisodeResult) else record.seed for record, result in pairs})
+    own = ((record.seed, getattr(result, "seed", None)) for record, result in pairs)
+    return sorted({shared if seed is None else seed for shared, seed in own})
 
 
 def format_range(values: Iterable[int | None]) -> str:

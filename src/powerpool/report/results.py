@@ -223,8 +223,7 @@ def compare_records(record: RunRecord, other: RunRecord) -> Comparison | None:
     """Compare two records of one task; None where nothing can be paired.
 
     - Folds: a paired t-test, with the correction of Nadeau and Bengio (2003).
-    - A test split: McNemar's test. Of several runs the difference is the mean, the interval spans theirs, and the
-      p-value is the largest.
+    - A test split: McNemar's test; of several runs, a paired t-test over runs.
     - Episodes: a paired t-test over episodes, of the mean over runs.
     """
     if record.task == "vision":
@@ -272,10 +271,11 @@ def _compare_splits(record: RunRecord, other: RunRecord) -> Comparison | None:
     numbers = sorted(ours.keys() & theirs.keys())
     if not numbers or any(len(ours[number]) != len(theirs[number]) for number in numbers):
         return None
-    tests = [mcnemar(ours[number], theirs[number]) for number in numbers]
-    lows, highs = zip(*(test.interval for test in tests), strict=True)
-    difference = math.fsum(test.difference for test in tests) / len(tests)
-    return Comparison(difference, (min(lows), max(highs)), max(test.p_value for test in tests), len(tests))
+    if len(numbers) > 1:
+        found = paired_test(*record.paired(other), test_to_train=0.0)
+        return Comparison(found.difference, found.interval, found.p_value, found.count)
+    single = mcnemar(ours[numbers[0]], theirs[numbers[0]])
+    return Comparison(single.difference, single.interval, single.p_value, 1)
 
 
 def _flags(record: RunRecord) -> dict[int, list[bool]]:

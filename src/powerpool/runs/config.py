@@ -123,6 +123,8 @@ def read_settings(recipe: str | Path, config_type: type) -> dict[str, Setting]:
 def make_config(config_type: type[Config], settings: Mapping[str, Setting], prefix: str = "") -> Config:
     """Return a configuration with these values, and defaults elsewhere.
 
+    A configuration with a class method ``derive`` has defaults that depend on other values.
+
     Args:
         config_type: the dataclass of the configuration.
         settings: values by dotted name. Words such as "3" and "true" may stand for numbers and booleans.
@@ -135,6 +137,9 @@ def make_config(config_type: type[Config], settings: Mapping[str, Setting], pref
         values[name] = _load(setting.value, hints[name])
         if not _is_allowed(values[name], hints[name]):
             raise _misfit(setting.label(name, prefix), setting.value, hints[name])
+    derive = getattr(config_type, "derive", None)
+    if derive is not None:
+        values = {**derive(values), **values}
     try:
         found = parser.parse_object(dict(values))
     except argparse.ArgumentError as error:

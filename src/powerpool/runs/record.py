@@ -141,6 +141,8 @@ class SplitResult(Result):
     """The first epoch whose validation accuracy is near the best."""
     solver: str | None = None
     """How the classifier on frozen features was computed."""
+    seed: int | None = None
+    """Of a training end to end; None in records without it, which have a single run."""
 
 
 @dataclass(frozen=True, kw_only=True)

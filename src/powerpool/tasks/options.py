@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -123,7 +123,13 @@ def require_distinct(**lists: Sequence[Any]) -> None:
 
 
 def read_layered(
-    kind: type[C], task: str, data: str | None, recipe: str | None, scales: Sequence[str], **typed: Any
+    kind: type[C],
+    task: str,
+    data: str | None,
+    recipe: str | None,
+    scales: Sequence[str],
+    without: Collection[str] = (),
+    **typed: Any,
 ) -> C:
     """Read settings in layers: the recipe of the data set, then those of ``scales``, then typed options.
 
@@ -133,11 +139,13 @@ def read_layered(
         data: the data set; None for the one that the recipe names.
         recipe: used instead of the recipe of the data set.
         scales: recipes such as "quick", which override some settings.
+        without: settings of the recipe that are left out.
         typed: settings by name, with ``__`` for dots. None leaves a setting unchanged, ``Setting(None)`` sets it to
             None.
     """
     own = f"{task}/{data}"
-    settings = read_settings(recipe or (own if own in recipe_names() else f"{task}/default"), kind)
+    found = read_settings(recipe or (own if own in recipe_names() else f"{task}/default"), kind)
+    settings = {name: setting for name, setting in found.items() if name not in without}
     for scale in scales:
         settings |= read_settings(f"{task}/{scale}", kind)
     changes = {"data": data, **{name.replace("__", "."): value for name, value in typed.items()}}

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from powerpool.data import Crops
 from powerpool.integrations import hub
 from powerpool.integrations.backbones import Backbone
-from powerpool.tasks.vision import extraction, frozen, inference, task
+from powerpool.tasks.vision import extraction, frozen, inference, tuned
 from powerpool.tasks.vision.config import PoolConfig, VisionConfig
 
 CLASSES = ("across", "along", "[oblique]")
@@ -58,9 +58,9 @@ def tiny_backbone(seed: int = 0) -> Backbone:
 
 def use_tiny(patch: pytest.MonkeyPatch, seed: int = 0) -> None:
     """Let every name of a backbone stand for the tiny one."""
-    for module in (extraction, frozen, hub, inference, task):
+    for module in (extraction, frozen, hub, inference, tuned):
         patch.setattr(module, "load_backbone", lambda name, **options: tiny_backbone(seed))
-    patch.setattr(task, "_digest_backbone", inspect.unwrap(task._digest_backbone))  # not cached
+    patch.setattr(tuned, "digest_backbone", inspect.unwrap(tuned.digest_backbone))  # not cached
 
 
 def small_config(data: Path | str, **changes: Any) -> VisionConfig:

@@ -19,7 +19,7 @@ from powerpool.tasks.vision.extraction import Features, extract
 from powerpool.tasks.vision.frozen import FrozenFit, HeadFit, make_pool, stored_logits, validate
 from powerpool.tasks.vision.task import TASK
 from powerpool.tasks.vision.vectors import descriptors
-from tests.tasks.vision.samples import CHANNELS, HEAD_CHANNELS, small_config, use_tiny
+from tests.tasks.vision.samples import HEAD_CHANNELS, small_config, use_tiny
 
 BOTH = tuple(PROTOCOLS.values())
 
@@ -62,7 +62,7 @@ def test_no_choice_depends_on_the_test_images(config, features):
 def test_validation_is_ridge_regression_on_the_training_images(config, features):
     pool = list(config.points())[1]
     found = validate(config, 1, features, ["frozen"]).heads["frozen"]
-    module = make_pool(config, pool, CHANNELS)
+    module = make_pool(config, pool, features)
     train, others = (descriptors(module, features.maps(name)).double().numpy() for name in ("train", "validation"))
     targets, right = features.targets["train"].numpy(), features.targets["validation"].numpy()
     assert len(found.trials) == 2

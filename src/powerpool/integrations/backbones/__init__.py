@@ -1,4 +1,4 @@
-"""Pretrained networks: as backbones up to their last feature map, and folded for inference.
+"""Pretrained networks: as backbones up to their last feature map or tokens, and folded for inference.
 
 ``load_backbone`` loads a network by name, and ``fold_batch_norm`` makes a frozen one faster. To replace the pooling of
 a complete classifier see :func:`powerpool.integrations.replace_pooling`.
@@ -8,11 +8,21 @@ import warnings
 from typing import Any
 
 from powerpool.integrations.backbones import surgery
-from powerpool.integrations.backbones.base import BACKBONES_VERSION, Backbone, BackboneError
+from powerpool.integrations.backbones.base import BACKBONES_VERSION, Backbone, BackboneError, patches
 from powerpool.integrations.backbones.folding import fold_batch_norm
+from powerpool.integrations.backbones.hf import Preprocessing, read_preprocessing
 from powerpool.integrations.backbones.loading import load_backbone
 
-__all__ = ["BACKBONES_VERSION", "Backbone", "BackboneError", "fold_batch_norm", "load_backbone"]
+__all__ = [
+    "BACKBONES_VERSION",
+    "Backbone",
+    "BackboneError",
+    "Preprocessing",
+    "fold_batch_norm",
+    "load_backbone",
+    "patches",
+    "read_preprocessing",
+]
 
 
 def __getattr__(name: str) -> Any:

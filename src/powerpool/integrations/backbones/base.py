@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import math
 import os
 import pickle
 from collections.abc import Iterable, Iterator
@@ -37,6 +38,10 @@ class Backbone(nn.Module):
     Images in [0, 1] must be normalised as ``(images - mean) / std``. ``head`` computes the input of the network's own
     classifier from the maps: the remaining layers, then average pooling.
 
+    A vision transformer with a class token or other prefix tokens returns all its tokens as a column,
+    :math:`(B, C, N, 1)`, the prefix tokens first. ``head`` returns the class token, and
+    :func:`patches` the map of the others.
+
     Args:
         name: the name by which it was loaded.
         body: the module from images to maps.
@@ -44,6 +49,7 @@ class Backbone(nn.Module):
         head: the module from maps to vectors; None for average pooling.
         head_channels: the length of these vectors; None for C.
         mean, std: of the training images of the network, for red, green and blue.
+        prefix_tokens: number of class, distillation and register tokens; 0 for maps.
 
     Example:
         >>> import torch
@@ -64,9 +70,11 @@ class Backbone(nn.Module):
         head_channels: int | None = None,
         mean: Triple = IMAGENET_MEAN,
         std: Triple = IMAGENET_STD,
+        prefix_tokens: int = 0,
     ) -> None:
         super().__init__()
         self.name = name
+        self.prefix_tokens = prefix_tokens
         self.channels = channels
         self.mean = mean
         self.std = std
@@ -106,6 +114,23 @@ def import_or_explain(module: str, name: str, install: str) -> Any:
         if (error.name or "").partition(".")[0] != package:
             raise
         raise BackboneError(f"{name} needs {package}, which is not installed. Run: pip install {install}.") from error
+
+
+def patches(features: Tensor, prefix_tokens: int) -> Tensor:  # shape: (..., C, N, 1) -> (..., C, h, w)
+    """Return the map of the tokens after the prefix tokens; where there are none, the features are a map already."""
+    return as_map(features[..., prefix_tokens:, 0]) if prefix_tokens else features
+
+
+def as_map(tokens: Tensor) -> Tensor:  # shape: (..., C, N) -> (..., C, h, w)
+    """Arrange the tokens of a square as its map, others as a column.
+
+    Example:
+        >>> as_map(torch.rand(2, 8, 16)).shape, as_map(torch.rand(2, 8, 15)).shape
+        (torch.Size([2, 8, 4, 4]), torch.Size([2, 8, 15, 1]))
+    """
+    count = tokens.shape[-1]
+    side = math.isqrt(count)
+    return tokens.unflatten(-1, (side, side) if side**2 == count else (count, 1))
 
 
 def average_pooling() -> nn.Sequential:

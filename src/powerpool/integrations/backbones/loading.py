@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from powerpool.errors import ArgumentError, UnknownNameError, did_you_mean
-from powerpool.integrations.backbones import zoos
+from powerpool.integrations.backbones import hf, zoos
 from powerpool.integrations.backbones.base import (
     IMAGENET_MEAN,
     IMAGENET_STD,
@@ -28,12 +28,12 @@ FORMS = (*LITE_NAMES, "hf:<name or path>", "timm:<name>", "torchvision:<name>")
 def load_backbone(
     name: str | nn.Module, *, pretrained: bool = True, download: bool = False, channels: int | None = None
 ) -> Backbone:
-    """Load a network up to its last convolutional map.
+    """Load a network up to its last feature map or its tokens.
 
     =========================== ==================================================================================
     ``efficientnet-lite0``      320 channels, stride 32; the weights come with ``powerpool[vision]``
     ``efficientnet-lite0/head`` the same after its head convolution, 1280 channels
-    ``hf:<name or path>``       the last stage of a transformers backbone, from a folder, the cache or the hub
+    ``hf:<name or path>``       the last map or tokens of a transformers model, from a folder, the cache or the hub
     ``timm:<name>``             the last map of a timm network
     ``torchvision:<name>``      the last map of a torchvision classifier, such as ``torchvision:alexnet``
     a module                    images (B, 3, H, W) to maps (B, C, h, w)
@@ -87,7 +87,7 @@ def _from_name(name: str, pretrained: bool, download: bool) -> Backbone:
     if name in LITE_NAMES:
         return load_lite(name, pretrained)
     if name.startswith("hf:"):
-        return zoos.load_transformers(name, pretrained, download)
+        return hf.load_transformers(name, pretrained, download)
     if name.startswith("timm:"):
         return zoos.load_timm(name, pretrained, download)
     if name.startswith("torchvision:"):

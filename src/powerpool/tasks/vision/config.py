@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from itertools import product
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from powerpool.checks import require_above, require_at_least, require_seed
 from powerpool.data import Crops
@@ -31,7 +31,10 @@ class PoolConfig:
     """The pool between the feature maps of the backbone and the classifier.
 
     Args:
-        method: by its name in the tables, such as FOP, SOP+SC+SigmE or SOP+SC+SpecMaxExpF
+        method: by its name in the tables. FOP is the mean of the map or of the tokens of patches, with C numbers;
+            SOP+SC+SigmE, SOP+SC+SpecMaxExpF and others are second-order, with C (C + 1) / 2 numbers, C growing by twice
+            the pivots with SC; Baseline is what the network itself has: its class token, with C numbers, or the output
+            of its own layers after the map, with 1280 for efficientnet-lite0
         eta: parameter of MaxExp
         sigme_eta: parameter of SigmE, the eta' of the paper
         gamma: parameter of Gamma
@@ -127,6 +130,8 @@ class FineTuningConfig:
         crops: random crops of an image, whose locations form one set; as in the paper, all are pooled together
         learning_rate: of the backbone, in the first epochs
         head_learning_rate: of the pool and the classifier
+        learning_rates: values of learning_rate to select from by validation, with a training for each;
+            head_learning_rate changes by the same factor
         smoothing: of the moving average of RMSprop
         decay_every: epochs between two reductions of the learning rates
         decay_factor: what the learning rates are multiplied by
@@ -149,6 +154,7 @@ class FineTuningConfig:
     crops: int = 12
     learning_rate: float = 1e-4
     head_learning_rate: float = 1e-3
+    learning_rates: list[float] = field(default_factory=list)
     smoothing: float = 0.99
     decay_every: int = 10
     decay_factor: float = 0.1
@@ -169,6 +175,14 @@ class FineTuningConfig:
         require_at_least(1, "training", **{name: getattr(self, name) for name in counts})
         require_at_least(0, "training", weight_decay=self.weight_decay, jitter=self.jitter)
         require_above(0, "training", learning_rate=self.learning_rate, head_learning_rate=self.head_learning_rate)
+        require_distinct(**{"training.learning_rates": self.learning_rates})
+        for rate in self.learning_rates:
+            require_above(0, "training", learning_rates=rate)
+        if len(self.learning_rates) > 1 and self.validation == "train":
+            raise ArgumentError(
+                f"training.learning_rates must have one value where training.validation is train (got "
+                f"{self.learning_rates}): no images are left to select one."
+            )
         for name in ("decay_factor", "smallest_crop"):
             if not 0 < getattr(self, name) <= 1:
                 raise ArgumentError(f"training.{name} must be above 0 and at most 1 (got {getattr(self, name)}).")
@@ -216,9 +230,13 @@ class VisionConfig:
         strict: refuse files in class folders that are no images, and empty class folders, instead of skipping them
         validation_share: share of the training images, where the data set has no validation split
         test_share: share of the training images, where the data set has no test split; of all if it has no splits
-        backbone: efficientnet-lite0, hf:NAME or a folder after hf:, timm:NAME or torchvision:NAME
+        backbone: efficientnet-lite0, hf:NAME or a folder after hf:, timm:NAME or torchvision:NAME; it gives a map
+            of C channels, or tokens of C numbers for the patches
+        backbone_weights: pretrained, or random to train end to end from scratch; then a folder after hf: needs no more
+            than config.json
         mode: frozen trains the classifier on stored features of the backbone; end-to-end trains everything
-        crops: how an image becomes a set of crops
+        crops: how an image becomes a set of crops. Size, resize and interpolation are by default those of the image
+            processor of an hf: backbone
         stored: precision of stored features
         pool: from feature maps to a vector
         head: the classifier on frozen features
@@ -227,6 +245,7 @@ class VisionConfig:
         accelerator: auto, cpu or gpu: where networks run
         workers: processes that read images, and run the backbone on a CPU; default: the number of cores
         seed: of the split, the initial weights, the order of the images and the augmentation
+        split_seed: of the split, if another one
     """
 
     RENAMED: ClassVar[dict[str, str]] = {
@@ -240,6 +259,7 @@ class VisionConfig:
     validation_share: float = 0.2
     test_share: float = 0.2
     backbone: str = "efficientnet-lite0"
+    backbone_weights: Literal["pretrained", "random"] = "pretrained"
     mode: Mode = "frozen"
     crops: Crops = field(default_factory=Crops)
     stored: Precision = "float16"
@@ -250,14 +270,23 @@ class VisionConfig:
     accelerator: Literal["auto", "cpu", "gpu"] = "auto"
     workers: int | None = None
     seed: int = 0
+    split_seed: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("validation_share", "test_share"):
             if not 0 < getattr(self, name) < 1:
                 raise ArgumentError(f"{name} must be above 0 and below 1 (got {getattr(self, name)}).")
         require_seed(self.seed)
+        if self.split_seed is not None:
+            require_seed(self.split_seed, "split_seed")
         require_crops(self.crops)
         require_workers(self.workers)
+        if self.backbone_weights == "random" and (self.mode == "frozen" or self.training.warm_start):
+            raise ArgumentError(
+                "backbone_weights random needs mode end-to-end without training.warm_start (got "
+                f"{'training.warm_start' if self.mode == 'end-to-end' else 'mode frozen'}): features of random weights "
+                "are not worth keeping."
+            )
         if self.mode == "frozen" and self.pool.reduce_to is not None:
             raise ArgumentError(
                 f"pool.reduce_to needs mode end-to-end (got {self.pool.reduce_to} with mode frozen): frozen features "
@@ -274,6 +303,28 @@ class VisionConfig:
                 "features does not fit reduced ones."
             )
         list(self.points())  # a bad grid value fails here, not after an hour
+
+    @classmethod
+    def derive(cls, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the crops of the image processor of the backbone, unless their size is among the settings."""
+        from powerpool.integrations.backbones import read_preprocessing  # imports torch
+
+        backbone, download = settings.get("backbone"), settings.get("download") is True
+        if not isinstance(backbone, str) or "crops.size" in settings:
+            return {}
+        found = read_preprocessing(backbone, download=download)
+        if found is None or found.size is None:
+            return {}
+        return {
+            "crops.size": found.size,
+            "crops.resize": found.resize,
+            "crops.interpolation": found.interpolation,
+        }
+
+    @property
+    def pretrained(self) -> bool:
+        """Whether the backbone starts from its weights."""
+        return self.backbone_weights == "pretrained"
 
     def points(self) -> Iterator[PoolConfig]:
         """Iterate over the pools of the grid, in a fixed order."""

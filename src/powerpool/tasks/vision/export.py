@@ -20,13 +20,14 @@ from powerpool.data import Crops
 from powerpool.errors import ArgumentError, PowerPoolError
 from powerpool.files import PART, atomic, cannot_write, make_folder
 from powerpool.integrations.backbones import fold_batch_norm
+from powerpool.integrations.backbones.hf import quiet_transformers
 from powerpool.runs.folder import RECORD, WEIGHTS
 from powerpool.runs.record import RunRecord, SplitResult
 from powerpool.solvers import NewtonSchulz
 from powerpool.tasks.methods import VISION_METHODS
 from powerpool.tasks.training import quiet_loggers
 from powerpool.tasks.vision.config import PoolConfig, grid_values
-from powerpool.tasks.vision.hub import load_hub, quiet_transformers
+from powerpool.tasks.vision.hub import load_hub
 from powerpool.tasks.vision.inference import TrainedModel, load_run
 from powerpool.tasks.vision.model import ImageClassifier
 

@@ -56,6 +56,8 @@ class Features:
     names: dict[str, tuple[str, ...]]
     targets: dict[str, Tensor]
     stores: dict[str, FeatureStore]
+    prefix_tokens: int = 0
+    """Of a vision transformer, see :class:`powerpool.integrations.backbones.Backbone`."""
     latest: Latest = field(default_factory=Latest, init=False, repr=False)
 
     @property
@@ -74,7 +76,8 @@ class Features:
 
 def read_images(config: VisionConfig) -> tuple[ImageSet, dict[str, list[str]]]:
     """Read the splits of a configuration, and the names of images that cannot be read and are skipped, by split."""
-    splits = Splits(validation=config.validation_share, test=config.test_share, seed=config.seed)
+    seed = config.seed if config.split_seed is None else config.split_seed
+    splits = Splits(validation=config.validation_share, test=config.test_share, seed=seed)
     images = load_images(config.data, config.data_root, download=config.download, splits=splits, strict=config.strict)
     missing = [name for name in SPLITS if name not in images.splits]
     if missing:
@@ -125,7 +128,8 @@ def extract(
             store = FeatureStore(place / name, facts, count=len(split), shape=shape, dtype=config.stored)
             _fill(store, split, config.crops, network, config.workers, partial(watch, f"features of {name}"))
         items = {name: {"names": split.names, "targets": split.targets.tolist()} for name, split in splits.items()}
-        write_json(place / ITEMS, {"facts": facts, "classes": images.classes, "shape": shape, "splits": items})
+        own = {"shape": shape, "prefix_tokens": backbone.prefix_tokens}
+        write_json(place / ITEMS, {"facts": facts, "classes": images.classes, **own, "splits": items})
     return open_features(place)
 
 
@@ -164,6 +168,7 @@ def open_features(folder: str | Path) -> Features:
         {name: tuple(split["names"]) for name, split in splits.items()},
         {name: torch.tensor(split["targets"]) for name, split in splits.items()},
         stores,
+        found.get("prefix_tokens", 0),  # version 0.1 had maps alone
     )
 
 

@@ -36,7 +36,7 @@ from powerpool.tasks.vision.linear import first_near_best
 from powerpool.tasks.vision.loop import FineTuningError, Loop, Plan, Progress, Stopped, make_fabric
 from powerpool.tasks.vision.model import ImageClassifier
 
-FREE = ("epochs", "devices", "nodes", "logger")
+FREE = ("epochs", "devices", "nodes", "logger", "learning_rates")
 """Settings of training that may change when it is resumed; they do not change the batches that are done."""
 LAUNCHED = "TORCHELASTIC_RUN_ID"
 """The variable that torchrun sets."""
@@ -56,6 +56,8 @@ class FineTuned:
     """``train_loss`` of every epoch; with validation images ``validation_loss`` and ``validation_value``, in %."""
     seconds: float
     """Of training and validation, in all parts of a training that was stopped."""
+    learning_rate: float
+    """Of the backbone."""
 
     @property
     def converged(self) -> int | None:
@@ -119,7 +121,7 @@ def fine_tune(
     progress = Progress(**state["progress"])
     model.load_state_dict(progress.best["weights"] if progress.best else state["model"])
     epoch = progress.best["epoch"] if progress.best else progress.epoch
-    return FineTuned(model.eval(), epoch, progress.curves, progress.seconds)
+    return FineTuned(model.eval(), epoch, progress.curves, progress.seconds, config.training.learning_rate)
 
 
 def _require_possible(config: VisionConfig, train: ImageSplit) -> None:

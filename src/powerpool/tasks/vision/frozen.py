@@ -16,9 +16,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from powerpool.errors import RecordError
+from powerpool.files import read_json, write_json
 from powerpool.integrations.backbones import load_backbone
 from powerpool.runs.record import Score, Spectrum, Trial
-from powerpool.tasks.base import Watch, ignore_progress
+from powerpool.runs.typed import from_json, to_json
+from powerpool.tasks.base import Unit, Watch, ignore_progress
 from powerpool.tasks.pooling import mean_spectrum, spread_out
 from powerpool.tasks.vision.config import PROTOCOLS, PoolConfig, VisionConfig, grid_values
 from powerpool.tasks.vision.extraction import Features
@@ -87,12 +90,12 @@ def with_protocol(config: VisionConfig, protocol: str) -> VisionConfig:
     return replace(config, head=replace(config.head, kind=kinds[protocol])) if protocol in kinds else config
 
 
-def make_pool(config: VisionConfig, pool: PoolConfig, channels: int) -> SetPool:
-    """Build a pool for stored maps; that of the baseline contains layers of the backbone."""
+def make_pool(config: VisionConfig, pool: PoolConfig, features: Features) -> SetPool:
+    """Build a pool for stored features; that of the baseline contains layers of the backbone."""
     if pool.method != "Baseline":
-        return SetPool(pool, channels).eval()
+        return SetPool(pool, features.channels, prefix_tokens=features.prefix_tokens).eval()
     backbone = load_backbone(config.backbone, download=config.download)
-    return SetPool(pool, channels, backbone.head, backbone.head_channels).eval()
+    return SetPool(pool, features.channels, backbone.head, backbone.head_channels, features.prefix_tokens).eval()
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,7 +117,7 @@ def solvers(config: VisionConfig, features: Features, protocols: Sequence[str]) 
     """Return the solvers of the grid points by protocol, which results depend on; the limit of memory chooses them."""
     found: dict[str, list[str]] = {}
     sizes = {pool.pivots: pool for pool in config.points()}  # no other parameter changes the length of vectors
-    modules = [make_pool(config, pool, features.channels) for pool in sizes.values()]
+    modules = [make_pool(config, pool, features) for pool in sizes.values()]
     for protocol in protocols:
         own = with_protocol(config, protocol)
         found[protocol] = [plan_head(own, module, features).method for module in modules]
@@ -123,7 +126,7 @@ def solvers(config: VisionConfig, features: Features, protocols: Sequence[str]) 
 
 def is_current(found: FrozenFit, config: VisionConfig, features: Features, protocols: Sequence[str]) -> bool:
     """Whether a stored grid point has the classifiers of all protocols, computed by the solvers of this limit."""
-    module = make_pool(config, list(config.points())[found.point], features.channels)
+    module = make_pool(config, list(config.points())[found.point], features)
     for protocol in protocols:
         head, plan = found.heads.get(protocol), plan_head(with_protocol(config, protocol), module, features)
         if head is None or head.solver is None or not head.solver.startswith(plan.method):
@@ -142,7 +145,7 @@ def prepare(
         return replace(latest.value, seconds=0.0)
     latest.key = latest.value = None  # its memory is needed now
     start = time.perf_counter()
-    module = make_pool(config, pool, features.channels)
+    module = make_pool(config, pool, features)
     targets = features.labels("train"), features.labels("validation")
     plans = {protocol: plan_head(with_protocol(config, protocol), module, features) for protocol in protocols}
     is_kept, block = all(plan.keep for plan in plans.values()), min(plan.block for plan in plans.values())
@@ -170,7 +173,7 @@ def validate(
     points = list(config.points())
     pool, heads = points[point], {}
     if not point:  # before anything takes long
-        module = make_pool(config, pool, features.channels)
+        module = make_pool(config, pool, features)
         for own in (with_protocol(config, protocol) for protocol in protocols):
             plan = plan_head(own, module, features)
             watch("grid points", 0, len(points), f"{pool.method}, {own.head.kind}: {plan.text}.")
@@ -208,6 +211,42 @@ def _validate_head(
         converged=best.converged,
         solver=prepared.plans[protocol].text,
     )
+
+
+def fit(
+    config: VisionConfig,
+    point: int,
+    features: Features,
+    protocols: Sequence[str],
+    checkpoint: Path | None,
+    watch: Watch,
+) -> FrozenFit:
+    """Validate a grid point, or read it where that was done; ``checkpoint`` is the stem of its files."""
+    file = None if checkpoint is None else checkpoint.with_suffix(".json")
+    if file is not None and file.exists():
+        found = _read_fit(file)
+        if is_current(found, config, features, protocols):
+            return found
+    found = validate(config, point, features, protocols, checkpoint, watch)
+    if file is not None:
+        write_json(file, to_json(found))
+    watch("grid points", point + 1, len(list(config.points())))
+    return found
+
+
+def _read_fit(file: Path) -> FrozenFit:
+    try:
+        return from_json(FrozenFit, read_json(file))
+    except RecordError as error:
+        raise RecordError(f"{file} is damaged: {error} Delete it and repeat the command.") from error
+
+
+def train_network(config: VisionConfig, features: Features, folder: Path, watch: Watch) -> ImageClassifier:
+    """Return the network with the classifier of frozen features."""
+    protocols, count = [PROTOCOLS[config.head.kind]], len(list(config.points()))
+    fits = [fit(config, point, features, protocols, folder / Unit(0, point).name, watch) for point in range(count)]
+    (model,) = train_again(config, fits, features, protocols, None, watch).values()
+    return model.trained.network
 
 
 def rank(found: Score) -> tuple[float, float]:

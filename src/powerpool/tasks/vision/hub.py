@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,9 +14,9 @@ from torch.utils.data import DataLoader, Dataset
 from powerpool.data import ImageSplit
 from powerpool.errors import PowerPoolError, RecordError, shown
 from powerpool.files import read_json
+from powerpool.integrations.backbones.hf import quiet_transformers
 from powerpool.runs.engines import usable_cores
 from powerpool.runs.folder import LARGEST_SPEC, MODEL, OLD_MODEL
-from powerpool.tasks.training import quiet_loggers
 from powerpool.tasks.vision.extraction import choose_device
 
 CONFIG = "config.json"
@@ -75,21 +74,6 @@ class HubModel:
                 parts.append(model(pixels.to(device)).logits.cpu())
                 watch(sum(map(len, parts)))
         return torch.cat(parts)
-
-
-@contextmanager
-def quiet_transformers() -> Iterator[None]:
-    """Show only errors of transformers, and no progress bars of it."""
-    from transformers.utils import logging
-
-    shows = logging.is_progress_bar_enabled()
-    try:
-        logging.disable_progress_bar()
-        with quiet_loggers("transformers"):
-            yield
-    finally:
-        if shows:
-            logging.enable_progress_bar()
 
 
 def is_hub_folder(folder: str | Path) -> bool:

@@ -46,6 +46,10 @@ class FineTuningError(PowerPoolError, RuntimeError):
     """End-to-end training cannot start or continue; the message says what to change."""
 
 
+class DivergedError(FineTuningError):
+    """The loss is not finite."""
+
+
 class Stopped(BaseException):
     """The user has stopped the training; not an Exception, so that nothing handles it as an error."""
 
@@ -159,7 +163,7 @@ class Loop:
         # Processes that disagree when to save or stop would wait for each other forever.
         value, must_save, must_stop = self._sum(total, due, self.stop.is_set())
         if not math.isfinite(value):
-            raise FineTuningError(
+            raise DivergedError(
                 f"The loss is {value} in step {progress.position + 1} of epoch {progress.epoch + 1}. Lower "
                 f"training.learning_rate ({self.config.learning_rate}) or training.head_learning_rate "
                 f"({self.config.head_learning_rate})."

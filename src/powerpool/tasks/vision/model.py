@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from powerpool.curves import Curve
 from powerpool.errors import ShapeError
-from powerpool.integrations.backbones import Backbone
+from powerpool.integrations.backbones import Backbone, patches
 from powerpool.nn import FirstOrderPool2d, SecondOrderPool2d
 from powerpool.nn.pools import SMALLEST
 from powerpool.solvers import Solver
@@ -22,7 +22,8 @@ class SetPool(nn.Module):
     r"""The pool of a method: all crops of an image are one set of features, pooled into one vector.
 
     A :class:`powerpool.nn.SecondOrderPool2d` or :class:`powerpool.nn.FirstOrderPool2d` of crops, or the layers of the
-    network itself (``head``), averaged over crops.
+    network itself (``head``), averaged over crops. Of a vision transformer the tokens of the patches are pooled, and
+    ``head`` is the class token.
 
     Example:
         >>> import torch
@@ -33,12 +34,17 @@ class SetPool(nn.Module):
     """
 
     def __init__(
-        self, config: PoolConfig, channels: int, head: nn.Module | None = None, head_channels: int = 0
+        self,
+        config: PoolConfig,
+        channels: int,
+        head: nn.Module | None = None,
+        head_channels: int = 0,
+        prefix_tokens: int = 0,
     ) -> None:
         super().__init__()
         self.config, self.method, self.channels = config, VISION_METHODS[config.method], channels
         self.head = head if self.method.order == "head" else None
-        self.head_channels = head_channels
+        self.head_channels, self.prefix_tokens = head_channels, prefix_tokens
         self.pool = self._make_pool()
 
     def _make_pool(self) -> SecondOrderPool2d | FirstOrderPool2d | None:
@@ -88,7 +94,7 @@ class SetPool(nn.Module):
                 f"The pool was built for maps of shape (B, crops, {self.channels}, h, w) (got {tuple(maps.shape)})."
             )
         if self.pool is not None:
-            pooled: Tensor = self.pool(maps)
+            pooled: Tensor = self.pool(patches(maps, self.prefix_tokens))
             return pooled
         assert self.head is not None  # by the method
         vector = self.head(maps.flatten(0, 1)).unflatten(0, maps.shape[:2]).mean(1)
@@ -98,7 +104,7 @@ class SetPool(nn.Module):
         """Return the features of one image that are pooled; for the layers of the network, the maps they are given."""
         if self.pool is None:
             return FeatureSet(maps.float().transpose(0, 1).flatten(1))
-        features, coordinates = self.pool.feature_sets(maps.float())
+        features, coordinates = self.pool.feature_sets(patches(maps.float(), self.prefix_tokens))
         return FeatureSet(features, coordinates)
 
     @property
@@ -129,7 +135,9 @@ class ImageClassifier(nn.Module):
     def __init__(self, backbone: Backbone, pool: PoolConfig, classes: int) -> None:
         super().__init__()
         self.backbone = backbone
-        self.pool = SetPool(pool, backbone.channels, backbone.head, backbone.head_channels)
+        self.pool = SetPool(
+            pool, backbone.channels, backbone.head, backbone.head_channels, prefix_tokens=backbone.prefix_tokens
+        )
         self.classifier = nn.Linear(self.pool.out_features, classes)
         # Gradient descent on frozen features starts from zeros, too.
         nn.init.zeros_(self.classifier.weight)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+from powerpool.checks import require_seed
 from powerpool.data.images import Corrupt
 from powerpool.errors import ArgumentError, RecordError, require_choice, shown
 from powerpool.files import read_json
@@ -128,24 +129,31 @@ class ReproduceOptions(base.ReproduceOptions):
         data: data sets that have a recipe, such as flower102, food101, mit67, fmd, imagenet or cub200, or folders or
             zips of class folders
         mode: frozen or end-to-end; default: that of the recipe
+        backbone: efficientnet-lite0, hf:NAME or a folder after hf:, timm:NAME or torchvision:NAME; default: that of the
+            recipe. The size of crops is then that of the image processor of an hf: backbone
         heads: classifiers on frozen features: ridge, softmax or both; each has its own table
         workers: processes that read images, and run the backbone on a CPU; default: the number of cores
         seed: of splits and batches; default: that of the recipe
+        seeds: of weights and batches, with a training end to end for each on the same split; default: one, seed
     """
 
     task: ClassVar[str] = "vision"
     default_data: ClassVar[str] = "digits"
     methods: list[str] = field(default_factory=lambda: list(VISION_METHODS))
     mode: Mode | None = None
+    backbone: str | None = None
     heads: list[Head] = field(default_factory=lambda: list(PROTOCOLS))
     workers: int | None = None
     seed: int | None = None
+    seeds: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         for head in self.heads:
             require_choice(head, PROTOCOLS, "value of heads")
-        require_distinct(heads=self.heads)
+        require_distinct(heads=self.heads, seeds=self.seeds)
+        for seed in self.seeds:
+            require_seed(seed, "each of seeds")
         if not self.heads or not self.methods:
             raise ArgumentError("heads and methods must each have at least one value.")
         require_workers(self.workers)
@@ -161,8 +169,12 @@ def read_config(options: Any, data: str | None, mode: Mode | None) -> VisionConf
     typed: dict[str, Any] = {"mode": mode, "pool__method": "FOP"}
     if mode == "frozen":  # a recipe for training end to end may reduce channels
         typed["pool__reduce_to"] = Setting(None)
-    typed |= {name: getattr(options, name) for name in ("data_root", "download", "workers", "seed")}
-    return read_layered(VisionConfig, "vision", data, options.recipe, ["quick"] if options.quick else [], **typed)
+    typed |= {name: getattr(options, name) for name in ("data_root", "download", "workers", "seed", "backbone")}
+    # Crops of a recipe are for its own backbone.
+    has_processor = (options.backbone or "").startswith("hf:")
+    without = [f"crops.{name}" for name in ("size", "resize", "interpolation")] if has_processor else []
+    scales = ["quick"] if options.quick else []
+    return read_layered(VisionConfig, "vision", data, options.recipe, scales, without, **typed)
 
 
 # ---- sweeps ----------------------------------------------------------------------------------------------------------
@@ -197,6 +209,7 @@ class SweepOptions(base.StudyOptions):
 
     Args:
         data: a data set that has a recipe, such as flower102, or a folder or zip of class folders
+        backbone: as for reproduce; default: that of the recipe
         over: settings, each of which is varied while the others stay as in the recipe: beta, alpha, sigme_eta and eta,
             as in the paper, and also gamma, asinhe_gamma, t, sigma and pivots
         values: values to try, for a single setting; default: a usual range
@@ -208,6 +221,7 @@ class SweepOptions(base.StudyOptions):
     command: ClassVar[str] = "sweep"
     task: ClassVar[str] = "vision"
     data: str | None = None
+    backbone: str | None = None
     over: list[str] = field(default_factory=lambda: list(PAPER))
     values: list[float] = field(default_factory=list)
     method: str | None = None

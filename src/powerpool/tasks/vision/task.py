@@ -1,31 +1,27 @@
 """Image classification as a task: a single chain, the split of the data.
 
 On frozen features a unit is a grid point; the selected one is trained again on training and validation images. End to
-end there is a single unit, the training of the whole network, whose epoch is selected by validation.
+end a unit is the training of the whole network with one learning rate; rate and epoch are selected by validation.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cache
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from powerpool.console import is_quiet, print_note
-from powerpool.data import ImageSet, check_images
+from powerpool.console import print_note
+from powerpool.data import ImageSet
 from powerpool.data.sources import is_at_path
-from powerpool.errors import RecordError
-from powerpool.files import read_json, write_json
-from powerpool.integrations.backbones import load_backbone
+from powerpool.errors import ArgumentError
 from powerpool.runs.config import read_recipe, recipe_names
 from powerpool.runs.folder import DataIdentity, require_same_data
 from powerpool.runs.record import Confusion, Spectrum, SplitResult, Trial, pack_bits
-from powerpool.runs.typed import Json, from_json, to_json
+from powerpool.runs.typed import Json
 from powerpool.tasks.base import (
     Evaluation,
     Predictions,
@@ -41,26 +37,18 @@ from powerpool.tasks.base import (
 from powerpool.tasks.methods import VISION_METHODS, unused_settings
 from powerpool.tasks.pooling import FeatureSource, Samples
 from powerpool.tasks.training import announce_precision, choose_precision
-from powerpool.tasks.vision import frozen
+from powerpool.tasks.vision import frozen, tuned
 from powerpool.tasks.vision.config import PROTOCOLS, GridConfig, PoolConfig, VisionConfig, grid_names, grid_values
 from powerpool.tasks.vision.extraction import SPLITS, Features, choose_device, extract, open_features, read_images
-from powerpool.tasks.vision.finetuning import FineTuned, fine_tune, is_first, require_joint_training
+from powerpool.tasks.vision.finetuning import FineTuned, is_first, require_joint_training
 from powerpool.tasks.vision.frozen import FrozenFit, FrozenModel
 from powerpool.tasks.vision.inference import TrainedModel, evaluate, feature_source, predict
 from powerpool.tasks.vision.linear import score, top_five
-from powerpool.tasks.vision.model import ImageClassifier
 from powerpool.tasks.vision.options import SCHEMA, EvaluateOptions, PredictOptions, ReproduceOptions
 from powerpool.tasks.vision.plan import with_memory_share
+from powerpool.tasks.vision.tuned import TunedModel
 
 END_TO_END = "end-to-end"
-
-
-@dataclass(frozen=True, eq=False)
-class TunedModel:
-    """A model that was trained end to end."""
-
-    trained: TrainedModel
-    fit: FineTuned
 
 
 Data = Features | ImageSet
@@ -113,6 +101,10 @@ class VisionTask(SweepableTask[VisionConfig, Data, Fit, Model]):
     def settings(self, config: VisionConfig, data: Data) -> dict[str, Json]:
         found = super().settings(config, data)
         found["pictures"] = {split: len(_targets(data, split)) for split in SPLITS}
+        # Where they have their defaults, results are those of versions without these settings.
+        for group, name in ((found, "backbone_weights"), (found, "split_seed"), (found["training"], "learning_rates")):
+            if group[name] in (None, [], "pretrained"):
+                del group[name]
         if isinstance(data, Features):
             # No result on frozen features depends on the settings of end-to-end training.
             kept = {name: value for name, value in found.items() if name not in ("training", "mode")}
@@ -123,12 +115,13 @@ class VisionTask(SweepableTask[VisionConfig, Data, Fit, Model]):
                 "backbone_digest": data.facts["backbone_digest"],
                 "features": data.facts["made_by"],
             }
-        return {**found, "backbone_digest": _digest_backbone(config.backbone, config.download)}
+        digest = tuned.digest_backbone(config.backbone, config.download, None if config.pretrained else config.seed)
+        return {**found, "backbone_digest": digest}
 
     # ---- the protocol ----
 
     def units(self, config: VisionConfig, chain: int) -> list[Unit]:
-        count = len(list(config.points())) if config.mode == "frozen" else 1
+        count = len(list(config.points())) if config.mode == "frozen" else len(tuned.list_trainings(config))
         return [Unit(chain, point) for point in range(count)]
 
     def with_protocol(self, config: VisionConfig, protocol: str) -> VisionConfig:
@@ -142,49 +135,16 @@ class VisionTask(SweepableTask[VisionConfig, Data, Fit, Model]):
         protocols: Sequence[str],
         checkpoint: Path | None,
         watch: Watch,
-    ) -> Fit:
+    ) -> Fit | None:
         if isinstance(data, ImageSet):
-            return self._fine_tune(config, data, checkpoint, watch)
-        file = None if checkpoint is None else checkpoint.with_suffix(".json")
-        if file is not None and file.exists():
-            found = _read_fit(file)
-            if frozen.is_current(found, config, data, protocols):
-                return found
-        found = frozen.validate(config, unit.point, data, protocols, checkpoint, watch)
-        if file is not None:
-            write_json(file, to_json(found))
-        watch("grid points", unit.point + 1, len(self.units(config, unit.chain)))
-        return found
-
-    def _fine_tune(self, config: VisionConfig, images: ImageSet, checkpoint: Path | None, watch: Watch) -> FineTuned:
-        if checkpoint is None:
-            raise ValueError("End-to-end training needs a folder for its checkpoint.")
-        for split in images.splits.values():  # an unreadable image fails now, not after hours
-            check_images(split, "error")
-        torch.manual_seed(config.seed)
-        if config.training.warm_start:
-            network = self._train_frozen(config, images, checkpoint.with_name("warm-start"), watch)
-        else:
-            backbone = load_backbone(config.backbone, download=config.download)
-            network = ImageClassifier(backbone, config.pool, len(images.classes))
-        on_all = config.training.validation == "train"
-        train = images["train"] + images["validation"] if on_all else images["train"]
-        validation = None if on_all else images["validation"]
-        return fine_tune(config, network, train, validation, checkpoint, watch=watch, show=not is_quiet())
-
-    def _train_frozen(self, config: VisionConfig, images: ImageSet, folder: Path, watch: Watch) -> ImageClassifier:
-        """Return the network with the classifier of frozen features."""
-        features, protocols = extract(config, images, watch=watch), [PROTOCOLS[config.head.kind]]
-        fits = []
-        for point in range(len(list(config.points()))):
-            unit = Unit(0, point)
-            fits.append(self.fit(config, features, unit, protocols, folder / unit.name, watch))
-        (model,) = self.finish(config, features, 0, fits, protocols, None, watch).values()
-        return model.trained.network
+            return tuned.train(config, data, unit.point, checkpoint, watch)
+        return frozen.fit(config, unit.point, data, protocols, checkpoint, watch)
 
     def select(self, fits: Sequence[Fit], protocol: str) -> Fit:
         points = [fit for fit in fits if isinstance(fit, FrozenFit)]
-        return frozen.select(points, protocol) if points else fits[0]
+        if points:
+            return frozen.select(points, protocol)
+        return tuned.select([fit for fit in fits if isinstance(fit, FineTuned)])
 
     def protocol(self, config: VisionConfig) -> str:
         return PROTOCOLS[config.head.kind] if config.mode == "frozen" else END_TO_END
@@ -207,7 +167,7 @@ class VisionTask(SweepableTask[VisionConfig, Data, Fit, Model]):
         if isinstance(data, Features):
             points = [fit for fit in fits if isinstance(fit, FrozenFit)]
             return {**frozen.train_again(config, points, data, protocols, checkpoint, watch)}
-        (fit,) = (fit for fit in fits if isinstance(fit, FineTuned))
+        fit = tuned.select([fit for fit in fits if isinstance(fit, FineTuned)])
         trained = TrainedModel(fit.model, data.classes, config.crops, is_trained=True)
         return {protocol: TunedModel(trained, fit) for protocol in protocols}
 
@@ -225,18 +185,21 @@ class VisionTask(SweepableTask[VisionConfig, Data, Fit, Model]):
         found, split = {}, data["test"]
         for protocol, model in models.items():
             assert isinstance(model, TunedModel)
-            fit = model.fit
+            fit, tried = model.fit, [other for other in fits if isinstance(other, FineTuned)]
+            rate = {"learning_rate": fit.learning_rate} if config.training.learning_rates else {}
             logits = model.trained.logits(split, config.workers, lambda done: watch("test images", done, len(split)))
             found[protocol] = _measure(
                 logits,
                 split.targets,
                 data.classes,
                 model.trained.spectrum(split),
-                chosen={"epoch": float(fit.epoch)},
+                chosen={"epoch": float(fit.epoch), **rate},
+                trials=tuple(tuned.list_trials(tried)) if rate else (),
                 converged=fit.converged,
                 validation=fit.validation,
                 curves={name: round_curve(values, digits=17) for name, values in fit.curves.items()},
-                seconds=fit.seconds,
+                seconds=sum(other.seconds for other in tried),
+                seed=config.seed,
             )
         return found
 
@@ -285,7 +248,10 @@ class VisionTask(SweepableTask[VisionConfig, Data, Fit, Model]):
 
     def prepare(self, config: VisionConfig) -> VisionConfig:
         is_path = is_at_path(config.data, config.data_root, config.download)
-        return with_precision(with_absolute_paths(config, data_is_path=is_path))
+        found = with_precision(with_absolute_paths(config, data_is_path=is_path))
+        folder = Path(config.backbone.removeprefix("hf:"))
+        is_folder = config.backbone.startswith("hf:") and folder.is_dir()
+        return replace(found, backbone=f"hf:{folder.absolute()}") if is_folder else found
 
     def leads(self, config: VisionConfig, *, overwrite: bool) -> bool:
         require_joint_training(config, overwrite=overwrite)
@@ -294,7 +260,7 @@ class VisionTask(SweepableTask[VisionConfig, Data, Fit, Model]):
     def check(self, config: VisionConfig, data: Data, chain: int) -> None:
         if isinstance(data, Features):
             for pool in config.points():
-                frozen.plan_head(config, frozen.make_pool(config, pool, data.channels), data)
+                frozen.plan_head(config, frozen.make_pool(config, pool, data), data)
 
     def method(self, config: VisionConfig) -> str:
         return config.pool.method
@@ -328,12 +294,16 @@ class VisionTask(SweepableTask[VisionConfig, Data, Fit, Model]):
             data = self.load(recipe, watch)
             is_frozen = recipe.mode == "frozen"
             protocols = tuple(PROTOCOLS[head] for head in options.heads) if is_frozen else (END_TO_END,)
+            if is_frozen and options.seeds:
+                raise ArgumentError("--seeds needs mode end-to-end: on frozen features nothing else depends on a seed.")
+            split_seed = recipe.seed if recipe.split_seed is None else recipe.split_seed
             for config in configs:
                 title, own = self.identity(data).name, {}
                 if isinstance(data, Features):
                     own["solvers"] = frozen.solvers(config, data, protocols)
-                row = Row((config,), data, protocols, config.pool.method, title, exclusive=not is_frozen, settings=own)
-                rows.append(row)
+                seeded = [replace(config, seed=seed, split_seed=split_seed) for seed in options.seeds] or [config]
+                method = config.pool.method
+                rows.append(Row(tuple(seeded), data, protocols, method, title, exclusive=not is_frozen, settings=own))
         return rows
 
     def describe(self, config: VisionConfig, data: Data, protocol: str, result: Any) -> str:
@@ -356,21 +326,8 @@ def with_precision(config: VisionConfig) -> VisionConfig:
     return replace(config, training=replace(config.training, precision=precision))
 
 
-@cache
-def _digest_backbone(name: str, download: bool) -> str:
-    """Return the digest of a backbone; cached, because settings are compared for every unit."""
-    return load_backbone(name, download=download).digest()
-
-
 def _targets(data: Data, split: str) -> Tensor:
     return data.targets[split] if isinstance(data, Features) else data[split].targets
-
-
-def _read_fit(file: Path) -> FrozenFit:
-    try:
-        return from_json(FrozenFit, read_json(file))
-    except RecordError as error:
-        raise RecordError(f"{file} is damaged: {error} Delete it and repeat the command.") from error
 
 
 def _measure(
