@@ -97,6 +97,14 @@ def test_a_run_on_frozen_tokens_can_be_used_again(method, registers, textures, t
     assert main(["evaluate", "vision", "--run", str(run), "--workers", "0"]) == 0
     found = json.loads((run / "evaluation.json").read_text())
     assert found["top1"] == pytest.approx(record.results[0].value)
+    assert main(["export", "vision", "--run", str(run), "--out", str(tmp_path / "hub")]) == 0
+    answers = []
+    for folder in (run, tmp_path / "hub"):
+        file = tmp_path / "answers.json"
+        words = ["predict", "vision", textures, "--run", folder, "--workers", "0", "--out", file]
+        assert main([str(word) for word in words]) == 0
+        answers.append([row["probability"] for row in json.loads(file.read_text())])
+    assert answers[0] == pytest.approx(answers[1], abs=1e-5)
 
 
 # ---- end to end ------------------------------------------------------------------------------------------------------
