@@ -233,7 +233,7 @@ def _apply_kernel(matrices: Tensor, x: Tensor, slots: Tensor, owner: Tensor, siz
         for chunk, segments in _chunks(slots, owner, x, matrices):
             result = _apply_tiles(matrices.index_select(0, segments), x, chunk, sizes.index_select(0, segments))
             out.index_copy_(0, chunk.flatten(), result.flatten(0, 1))
-    return out[:-1]
+    return out.resize_(x.shape)  # not a view: forward mode requires that of its tangent, too
 
 
 def _chunks(slots: Tensor, owner: Tensor, rows: Tensor, matrices: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
