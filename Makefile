@@ -15,7 +15,7 @@ PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c co
 # Waiting OpenMP threads would otherwise spin and take a core from the thread that works.
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: help demo test lint format typecheck imports unit stress fuzz docs clean
+.PHONY: help demo test lint format typecheck imports unit stress fuzz compat docs clean
 
 help: ## List the targets
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -56,6 +56,10 @@ fuzz: export POWERPOOL_FUZZ ?= 20
 fuzz: $(STAMP) ## Damaged files of every kind, other ones each time, and a minute of atheris for each where it is installed
 	$(BIN)/pytest -n $(JOBS) --hypothesis-profile fresh tests/trust/test_fuzz.py $(ARGS)
 	$(BIN)/python -m tests.fuzz.with_atheris all -max_total_time=60
+
+# Environments take some gigabytes each. The record is committed for a release.
+compat: $(STAMP) ## The tests of the core on the oldest and newest torch and every Python here; a real ray cluster
+	$(BIN)/python -m tests.compat $(ARGS)
 
 docs: export NO_MKDOCS_2_WARNING ?= 1
 docs: $(STAMP) ## The documentation as a site, into site/: strict, and without a request to any other server

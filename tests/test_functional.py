@@ -56,8 +56,12 @@ def test_elementwise_gradient(case: CurveCase) -> None:
     curve = case.make()
     for name in ("random", "one-location", "one-channel", "one-by-one", "twins"):
         leaf = FEATURES[name].clone().requires_grad_()
-        assert gradcheck(lambda f: pp.second_order_pool(f, curve, "elementwise"), (leaf,), fast_mode=True)
-        assert gradgradcheck(lambda f: pp.second_order_pool(f, curve, "elementwise"), (leaf,), fast_mode=True)
+        assert gradcheck(
+            lambda f: pp.second_order_pool(f, curve, "elementwise"), (leaf,), fast_mode=True, check_forward_ad=True
+        )
+        assert gradgradcheck(
+            lambda f: pp.second_order_pool(f, curve, "elementwise"), (leaf,), fast_mode=True, check_fwd_over_rev=True
+        )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
@@ -189,7 +193,9 @@ def test_residual_variants_are_their_formulas(path: dict[str, Any], residual: di
 @every_path
 def test_residual_variants_have_exact_gradients(path: dict[str, Any], residual: dict[str, float]) -> None:
     leaf = _rand(2, 3, 5).requires_grad_()
-    assert gradcheck(lambda f: pp.second_order_pool(f, **path, **residual), (leaf,), fast_mode=True)
+    assert gradcheck(
+        lambda f: pp.second_order_pool(f, **path, **residual), (leaf,), fast_mode=True, check_forward_ad=True
+    )
 
 
 def test_residual_of_zero_features_is_zero_with_a_finite_gradient() -> None:
@@ -224,7 +230,7 @@ def test_first_order_pool(case: CurveCase, reduce: str) -> None:
     result = pp.first_order_pool(features, case.make(), reduce=reduce)
     torch.testing.assert_close(result, expected, **tolerance(torch.float64))
     call = lambda f: pp.first_order_pool(f, case.make(), reduce=reduce)  # noqa: E731
-    assert gradcheck(call, (features.requires_grad_(),), fast_mode=True)
+    assert gradcheck(call, (features.requires_grad_(),), fast_mode=True, check_forward_ad=True)
 
 
 # Edge cases.
@@ -288,7 +294,7 @@ def test_second_derivatives_of_residual_terms() -> None:
     for name in ("plain", "elementwise", "squaring", "newton_schulz", "gram"):
         leaf = _rand(3, 4).requires_grad_()
         call = lambda f, path=PATHS[name]: pp.second_order_pool(f, trace_power=0.5, slope=0.1, **path)  # noqa: E731
-        assert gradgradcheck(call, (leaf,), fast_mode=True)
+        assert gradgradcheck(call, (leaf,), fast_mode=True, check_fwd_over_rev=True)
 
 
 def test_names_of_curves_are_their_defaults() -> None:

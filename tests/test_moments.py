@@ -158,8 +158,8 @@ class TestGradient:
         def moment(x: Tensor) -> Tensor:
             return autocorrelation(x, beta, mask[:2] if masked else None)
 
-        assert torch.autograd.gradcheck(moment, features, fast_mode=True)
-        assert torch.autograd.gradgradcheck(moment, features, fast_mode=True)
+        assert torch.autograd.gradcheck(moment, features, fast_mode=True, check_forward_ad=True)
+        assert torch.autograd.gradgradcheck(moment, features, fast_mode=True, check_fwd_over_rev=True)
 
     @pytest.mark.parametrize("name", ["rank one", "equal columns", "identity", "zero", "1x1", "huge", "tiny"])
     def test_equals_the_formula(self, name: str) -> None:

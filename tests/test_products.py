@@ -105,7 +105,7 @@ def test_product_gradients(left: tuple[int, ...], right: tuple[int, ...]) -> Non
     torch.testing.assert_close(
         torch.autograd.grad(products.product(a, b), (a, b), grad), torch.autograd.grad(a @ b, (a, b), grad)
     )
-    assert torch.autograd.gradgradcheck(products.product, (a, b), fast_mode=True)
+    assert torch.autograd.gradgradcheck(products.product, (a, b), fast_mode=True, check_fwd_over_rev=True)
 
 
 @pytest.mark.parametrize("power", [6, 7])
@@ -118,7 +118,11 @@ def test_panels_inside_the_solvers_are_differentiable_twice_and_vmapped(power: i
         return pp.second_order_pool(x, curve, solver=solver)
 
     for solver in ("squaring", "gram"):
-        assert torch.autograd.gradcheck(lambda x, solver=solver: pool(x, solver), features, fast_mode=True)
-        assert torch.autograd.gradgradcheck(lambda x, solver=solver: pool(x, solver), features, fast_mode=True)
+        assert torch.autograd.gradcheck(
+            lambda x, solver=solver: pool(x, solver), features, fast_mode=True, check_forward_ad=True
+        )
+        assert torch.autograd.gradgradcheck(
+            lambda x, solver=solver: pool(x, solver), features, fast_mode=True, check_fwd_over_rev=True
+        )
         mapped = torch.func.vmap(lambda x, solver=solver: pool(x, solver))(features)
         torch.testing.assert_close(mapped, pool(features, solver))

@@ -145,8 +145,8 @@ class TestGradient:
         def moment(x: Tensor) -> Tensor:
             return segment_autocorrelation(x, index, len(sizes), beta)
 
-        assert torch.autograd.gradcheck(moment, features, fast_mode=True)
-        assert torch.autograd.gradgradcheck(moment, features, fast_mode=True)
+        assert torch.autograd.gradcheck(moment, features, fast_mode=True, check_forward_ad=True)
+        assert torch.autograd.gradgradcheck(moment, features, fast_mode=True, check_fwd_over_rev=True)
 
     def test_third_derivatives(self) -> None:
         features, index = _batch([2, 0, 3], 2, shuffle=True)
@@ -156,7 +156,7 @@ class TestGradient:
             loss = segment_autocorrelation(x, index, 3, 0.5).pow(3).sum()
             return torch.autograd.grad(loss, x, create_graph=True)[0]
 
-        assert torch.autograd.gradgradcheck(slope, features, fast_mode=True)
+        assert torch.autograd.gradgradcheck(slope, features, fast_mode=True, check_fwd_over_rev=True)
 
     def test_mean_derivatives(self) -> None:
         features, index = _batch([4, 0, 1, 3], 3, shuffle=True)

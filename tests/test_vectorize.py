@@ -92,8 +92,8 @@ class TestFromVector:
 class TestBoth:
     def test_first_and_second_derivatives(self, function, shape: tuple[int, ...]) -> None:
         given_input = torch.randn(shape, dtype=torch.float64, requires_grad=True)
-        assert torch.autograd.gradcheck(function, given_input, fast_mode=True)
-        assert torch.autograd.gradgradcheck(function, given_input, fast_mode=True)
+        assert torch.autograd.gradcheck(function, given_input, fast_mode=True, check_forward_ad=True)
+        assert torch.autograd.gradgradcheck(function, given_input, fast_mode=True, check_fwd_over_rev=True)
 
     def test_compile_vmap_and_export(self, function, shape: tuple[int, ...]) -> None:
         class Module(torch.nn.Module):

@@ -267,3 +267,17 @@ def test_the_documentation_names_every_variable_and_the_default_limits():
         number, _, unit = size.partition(" ")
         assert int(number) * units.get(unit, 1) == DEFAULT_LIMITS[name]
         assert re.search(rf"`{limit_variable(name)}` .* \| {size} \|\n", page)
+
+
+def test_ctrl_c_during_the_import_is_one_line():
+    """Sent as soon as the package is being imported."""
+    script = (
+        "import _powerpool_main, os, signal, sys\n"
+        "class Interrupt:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name == 'powerpool.cli': os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Interrupt())\n"
+        "sys.exit(_powerpool_main.main())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=PATIENCE, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "powerpool: interrupted.\n")

@@ -219,8 +219,8 @@ class CurveContract(ABC):
         for shape in ((), (2, 1)):
             theta = torch.full(shape, smooth, dtype=torch.float64).requires_grad_()
             assert value(p, theta).shape == torch.broadcast_shapes(p.shape, shape)
-            torch.autograd.gradcheck(value, (p, theta))
-            torch.autograd.gradgradcheck(value, (p, theta))
+            torch.autograd.gradcheck(value, (p, theta), check_forward_ad=True)
+            torch.autograd.gradgradcheck(value, (p, theta), check_fwd_over_rev=True, check_rev_over_rev=True)
 
     def test_second_derivatives_up_to_the_edges(self, smooth: float) -> None:
         """Against numerical differentiation of the first derivatives above; no NaN if the true value is infinite."""

@@ -1,8 +1,8 @@
 """The battery of exact solvers: values and gradients, each against a reference that shares no code with the library.
 
-A new solver runs :func:`check_values`, :func:`check_gradients` and :func:`check_gradient_along` over the curves and
-inputs of ``tests/cases.py``. The reference is computed once for all solvers. Allowed errors are the effect of the
-round-off of the input on the exact result.
+A new solver runs :func:`check_values`, :func:`check_gradients`, :func:`check_gradient_along` and :func:`check_tangents`
+over the curves and inputs of ``tests/cases.py``. The reference is computed once for all solvers. Allowed errors are
+the effect of the round-off of the input on the exact result.
 """
 
 from __future__ import annotations
@@ -125,6 +125,22 @@ def check_gradient_along(
         assert torch.isfinite(found).all()
         allowed = rtol * max(float(found.norm() * tangent.norm()), abs(expected)) + 1e-15 * float(grad.norm())
         assert abs(float((found * tangent).sum()) - expected) <= allowed
+
+
+def check_tangents(solvers: Iterable[Apply], given: Tensor) -> None:
+    """<G, J E> is <J^T G, E>: forward mode and reverse mode are the same derivative, degenerate input included."""
+    direction = torch.randn(given.shape, generator=torch.Generator().manual_seed(6)).to(given.dtype) * given.abs().max()
+    for apply in solvers:
+        value, tangent = torch.func.jvp(apply, (given,), (direction,))
+        torch.testing.assert_close(value, apply(given), rtol=1e-4, atol=1e-6 * float(value.abs().max()))
+        grad = torch.randn(value.shape, generator=torch.Generator().manual_seed(7)).to(given.dtype)
+        leaf = given.clone().requires_grad_()
+        (gradient,) = torch.autograd.grad(apply(leaf), leaf, grad)
+        found, expected = (grad * tangent).sum(), (gradient * direction).sum()
+        # The direction is as large as the input. If the curve is saturated, derivatives are round-off of the value.
+        size = float(grad.norm() * (tangent.norm() + value.norm()) + gradient.norm() * direction.norm())
+        allowed = 200 * torch.finfo(given.dtype).eps * size + torch.finfo(given.dtype).tiny
+        torch.testing.assert_close(found, expected, rtol=0, atol=allowed)
 
 
 def random_symmetric(size: int, seed: int) -> Tensor:

@@ -148,7 +148,7 @@ class TestValue:
         x, index = _batch(sizes, seed=1)
         pool = case.make()
         call = lambda nodes: pool(nodes, index, dim_size=len(sizes))  # noqa: E731
-        assert gradcheck(call, (x.requires_grad_(),), fast_mode=True)
+        assert gradcheck(call, (x.requires_grad_(),), fast_mode=True, check_forward_ad=True)
 
     def test_half_precision_is_computed_in_float32(self, case: Case, sizes: list[int]) -> None:
         pool = case.make()
@@ -242,7 +242,9 @@ class TestSecondDerivative:
     def test_is_correct_for_integer_powers(self, case: Case, sizes: list[int]) -> None:
         x, index = _batch(sizes, seed=2)
         pool = case.make()
-        assert gradgradcheck(lambda nodes: pool(nodes, index), (x.requires_grad_(),), fast_mode=True)
+        assert gradgradcheck(
+            lambda nodes: pool(nodes, index), (x.requires_grad_(),), fast_mode=True, check_fwd_over_rev=True
+        )
 
     def test_raises_if_the_solver_has_none(self) -> None:
         x, index = _batch(LARGE)

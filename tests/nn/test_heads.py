@@ -81,7 +81,7 @@ def test_gradcheck_of_the_factored_head() -> None:
         return torch.func.functional_call(head, {"weight": weight, "bias": bias}, factor)
 
     leaves = (_features(2, 4, 3), head.weight.detach().clone(), head.bias.detach().clone())
-    assert gradcheck(logits, tuple(leaf.requires_grad_() for leaf in leaves), fast_mode=True)
+    assert gradcheck(logits, tuple(leaf.requires_grad_() for leaf in leaves), fast_mode=True, check_forward_ad=True)
 
 
 @pytest.mark.parametrize("curve", CURVES, ids=str)

@@ -63,7 +63,7 @@ def test_value_and_gradient(case: Learnable, way: str) -> None:
     torch.testing.assert_close(pool(_maps()), fixed(_maps()), **tolerance(torch.float64))
     parameter = torch.tensor(case.start, dtype=torch.float64, requires_grad=True)
     call = lambda p, m: torch.func.functional_call(pool, {name: p}, m)  # noqa: E731
-    assert gradcheck(call, (parameter, _maps()[:2].requires_grad_()), fast_mode=True)
+    assert gradcheck(call, (parameter, _maps()[:2].requires_grad_()), fast_mode=True, check_forward_ad=True)
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -96,7 +96,7 @@ def test_reduction_trains_and_is_saved() -> None:
     def with_weight(value: torch.Tensor) -> torch.Tensor:
         return torch.func.functional_call(pool, {"reduction.0.weight": value}, maps(2))
 
-    assert gradcheck(with_weight, (weight.clone().requires_grad_(),), fast_mode=True)
+    assert gradcheck(with_weight, (weight.clone().requires_grad_(),), fast_mode=True, check_forward_ad=True)
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
@@ -174,7 +174,7 @@ def test_unit_scale_and_unit_norm(crops: bool) -> None:
         unit = make(unit_scale=True, unit_norm=True)(given)
         torch.testing.assert_close(unit, expected / expected.norm(dim=-1, keepdim=True), **tolerance(torch.float64))
         leaf = given.clone().requires_grad_()
-        assert gradcheck(make(unit_scale=True, unit_norm=True), (leaf,), fast_mode=True)
+        assert gradcheck(make(unit_scale=True, unit_norm=True), (leaf,), fast_mode=True, check_forward_ad=True)
         for shown in ("unit_scale=True", "unit_norm=True"):
             assert shown in repr(make(unit_scale=True, unit_norm=True))
             assert shown not in repr(make())

@@ -101,7 +101,7 @@ def test_support_and_query_broadcast(variant: str) -> None:
 def test_gradient(mode: str, curve: pp.Curve | None, variant: str) -> None:
     descriptor = pp.nn.RelationDescriptor(curve, mode, variant, beta=0.5)
     leaves = (_sets(2, 3, 5).requires_grad_(), _sets(3, 5, seed=1).requires_grad_())
-    assert gradcheck(descriptor, leaves, fast_mode=True)
+    assert gradcheck(descriptor, leaves, fast_mode=True, check_forward_ad=True)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

@@ -158,7 +158,7 @@ def test_unit_norm_is_that_of_the_whole_vector() -> None:
 
 def test_gradients_of_both_parts() -> None:
     for pool in make(prefix_tokens=1, cls="concat"):
-        assert gradcheck(pool, (tokens(2).requires_grad_(),), fast_mode=True)
+        assert gradcheck(pool, (tokens(2).requires_grad_(),), fast_mode=True, check_forward_ad=True)
 
 
 def test_nan_in_the_class_token_is_refused_only_where_it_is_used() -> None:

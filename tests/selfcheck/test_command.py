@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -88,6 +89,7 @@ def test_machine_and_versions_are_in_the_output(whole_run):
     }  # fmt: skip
     for name in ("torch:", "seed:", "processor:"):
         assert name in printed
+    assert re.search(r"^quick: +True$", printed, re.MULTILINE)
 
 
 def test_a_failure_is_named_and_gives_exit_code_1(monkeypatch, only, capsys):

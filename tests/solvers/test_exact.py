@@ -18,6 +18,7 @@ from tests.contracts.solver import (
     SAFETY,
     check_gradient_along,
     check_gradients,
+    check_tangents,
     check_values,
     error_of_products,
     gradient_sensitivity,
@@ -64,12 +65,25 @@ def test_value(case: CurveCase, dtype: torch.dtype) -> None:
 def test_gradcheck(case: CurveCase) -> None:
     for apply in _of_a_matrix(case).values():
         for matrix in MATRICES.values():
-            assert gradcheck(apply, (matrix.clone().requires_grad_(),), fast_mode=True)
+            assert gradcheck(apply, (matrix.clone().requires_grad_(),), fast_mode=True, check_forward_ad=True)
     for apply in _of_features(case).values():
         for name in REGULAR:
             # A step away from twins raises the rank: with an infinite slope at 0 there is no derivative.
             if name != "twins" or not case.reference.infinite_slope:
-                assert gradcheck(apply, (FEATURES[name].clone().requires_grad_(),), fast_mode=True)
+                leaf = FEATURES[name].clone().requires_grad_()
+                assert gradcheck(apply, (leaf,), fast_mode=True, check_forward_ad=True)
+
+
+@both_precisions
+@every_curve
+def test_forward_mode(case: CurveCase, dtype: torch.dtype) -> None:
+    """In a single channel the share of the trace cancels all but round-off: that is left to gradcheck."""
+    for matrix in [*MATRICES.values(), *(_moment(FEATURES[name]) for name in DEGENERATE)]:
+        if len(matrix) > 1:
+            check_tangents(_of_a_matrix(case).values(), matrix.to(dtype))
+    for features in FEATURES.values():
+        if len(features) > 1:
+            check_tangents(_of_features(case).values(), features.to(dtype))
 
 
 @both_precisions

@@ -91,8 +91,8 @@ def test_error_in_float64_is_round_off() -> None:
 @pytest.mark.parametrize("name", ["random", "repeated", "one-by-one"])
 def test_derivatives_of_both_orders(name: str) -> None:
     leaf = torch.stack([MATRICES[name], 3 * MATRICES[name]]).requires_grad_()
-    assert gradcheck(_root, (leaf,), fast_mode=True)
-    assert gradgradcheck(_root, (leaf,), fast_mode=True)
+    assert gradcheck(_root, (leaf,), fast_mode=True, check_forward_ad=True)
+    assert gradgradcheck(_root, (leaf,), fast_mode=True, check_fwd_over_rev=True)
 
 
 def test_number_of_products() -> None:

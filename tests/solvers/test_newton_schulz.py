@@ -52,8 +52,12 @@ def test_backward_is_that_of_the_iteration(iterations: int) -> None:
 @pytest.mark.parametrize("iterations", [1, 2, 5])
 def test_derivatives_of_both_orders(iterations: int) -> None:
     leaf = MATRICES["random"].clone().requires_grad_()
-    assert gradcheck(lambda m: pp.spectral(m, SQRT, NewtonSchulz(iterations)), (leaf,), fast_mode=True)
-    assert gradgradcheck(lambda m: pp.spectral(m, SQRT, NewtonSchulz(iterations)), (leaf,), fast_mode=True)
+    assert gradcheck(
+        lambda m: pp.spectral(m, SQRT, NewtonSchulz(iterations)), (leaf,), fast_mode=True, check_forward_ad=True
+    )
+    assert gradgradcheck(
+        lambda m: pp.spectral(m, SQRT, NewtonSchulz(iterations)), (leaf,), fast_mode=True, check_fwd_over_rev=True
+    )
 
 
 def test_five_iterations_are_not_enough() -> None:

@@ -13,7 +13,10 @@ from powerpool.runs.folder import load_state
 
 Stamps = dict[str, float]
 """What was computed, and when the last time."""
-TIMES = ("seconds", "step_seconds", "test_seconds", "episodes_per_second", "environment")
+TIMES = (
+    *("seconds", "step_seconds", "test_seconds", "cpu_seconds", "step_cpu_seconds"),
+    *("episodes_per_second", "environment"),
+)
 """What records and checkpoints say of time and machine: all else is the same in every run."""
 RECIPE = "model: {hidden: 8, layers: 2, eta: 5}\ntraining: {epochs: 40}\nfolds: 5\n"
 

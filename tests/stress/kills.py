@@ -40,6 +40,8 @@ PATIENCE = 3600.0
 """Seconds that anything may take: nothing here is about time, and nothing waits for ever."""
 POLL = 0.005
 REPRODUCE_KILLS = 3
+EVERY = 4
+"""Epochs or episodes from one checkpoint to the next: most kills fall between two."""
 RECORD, TABLE = "kills.json", "README.md"
 
 PRELOADED = (
@@ -63,6 +65,8 @@ class Place:
     name: str
     hold: int | None = None
     """After so many units a process of its own stands still, until it is told to go on."""
+    every: int = 1
+    """Epochs or episodes from one checkpoint to the next."""
 
     @property
     def words(self) -> list[str]:
@@ -101,6 +105,7 @@ class Place:
             "POWERPOOL_CACHE": str(self.cache),
             "POWERPOOL_OFFLINE": "1",
             "OMP_NUM_THREADS": str(torch.get_num_threads()),
+            launch.EVERY: str(self.every),
             **({} if self.hold is None else {launch.HOLD: str(self.hold)}),
         }
 
@@ -202,7 +207,7 @@ def give_here(place: Place) -> int:
     """Give the command in this process; its exit code."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(place.folder)
-        for name in ("POWERPOOL_CACHE", "POWERPOOL_OFFLINE"):
+        for name in ("POWERPOOL_CACHE", "POWERPOOL_OFFLINE", launch.EVERY):
             patch.setenv(name, place.variables[name])
         return launch.run(place.ledger, place.words)
 
@@ -241,7 +246,7 @@ def begin(case: Case, folder: Path) -> Place:
     return whole
 
 
-def trial(whole: Place, kills: int, draw: random.Random) -> list[Kill]:
+def trial(whole: Place, kills: int, draw: random.Random, every: int = 1) -> list[Kill]:
     """Run the case of ``whole``, which nobody killed, with so many kills at drawn moments, and return them."""
     times = sorted(whole.stamps.values())
     count, gap = len(times), (times[-1] - times[0]) / max(len(times) - 1, 1)
@@ -249,7 +254,7 @@ def trial(whole: Place, kills: int, draw: random.Random) -> list[Kill]:
     for number in range(1, 10 * kills + 1):  # a run that ends before its last kill leaves it to another one
         if len(found) == kills:
             break
-        place = Place(whole.case, whole.folder, f"killed-{number}")
+        place = Place(whole.case, whole.folder, f"killed-{number}", every=every)
         points = sorted(draw.uniform(0, count) for _ in range(kills - len(found)))
         own = _round(place, points, gap, count)
         for kill in own:
@@ -354,7 +359,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     kills: list[Kill] = []
     for case, share in zip(chosen, [*shares, REPRODUCE_KILLS], strict=True):
         with tempfile.TemporaryDirectory(prefix="powerpool-stress-") as folder:
-            found = trial(begin(case, Path(folder)), share, draw)
+            found = trial(begin(case, Path(folder)), share, draw, EVERY)
         kills += found
         print(f"{case.name}: {len(found)} kills, {sum(kill.equal for kill in found)} with the same result", flush=True)
     listed = [asdict(kill) for kill in kills]

@@ -4,12 +4,13 @@ Two things differ from ``powerpool train graph ...``, and neither changes a resu
 or minutes is saved after every epoch of graphs, every episode, and every few pictures; training end to end saves every
 epoch, as always. And every epoch, episode, batch, picture or point of a grid that is computed is a line of the ledger,
 with the time, before it is in any checkpoint. With the variable POWERPOOL_STRESS_HOLD, the process stands still after
-so many lines, until it gets SIGCONT.
+so many lines, until it gets SIGCONT. With POWERPOOL_STRESS_EVERY, only every so many epochs and episodes are saved.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import time
@@ -19,7 +20,7 @@ from typing import Any
 
 from powerpool.cli.main import main
 
-HOLD = "POWERPOOL_STRESS_HOLD"
+HOLD, EVERY = "POWERPOOL_STRESS_HOLD", "POWERPOOL_STRESS_EVERY"
 Note = Callable[[str], None]
 Patch = Callable[[Any, str, Any], None]
 
@@ -55,6 +56,11 @@ def watched(ledger: Path, words: Sequence[str]) -> Iterator[None]:
         yield
 
 
+def _seconds_after(done: int) -> float:
+    """Seconds between checkpoints, of which one is due now, or not yet."""
+    return math.inf if done % int(os.environ.get(EVERY, "1")) else -1.0
+
+
 def _watch_graph(note: Note, patch: Patch) -> None:
     from powerpool.tasks.graph import task
     from powerpool.tasks.graph.training import Training
@@ -68,6 +74,7 @@ def _watch_graph(note: Note, patch: Patch) -> None:
 
     def noted_step(training: Training) -> None:
         step(training)
+        task.CHECKPOINT_SECONDS = _seconds_after(training.epoch)
         note(f"{stage} epoch {training.epoch}")
 
     patch(task, "CHECKPOINT_SECONDS", -1.0)
@@ -83,6 +90,7 @@ def _watch_fewshot(note: Note, patch: Patch) -> None:
 
     def noted_step(training: Training) -> None:
         step(training)
+        task.CHECKPOINT_SECONDS = _seconds_after(training.done)
         note(f"episode {training.done}")
 
     patch(task, "CHECKPOINT_SECONDS", -1.0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
+import signal
 from dataclasses import asdict
 from pathlib import Path
 
@@ -20,8 +21,10 @@ from tests.stress.kills import (
     Kill,
     Place,
     _note_redone,
+    are_equal,
     finish,
     problems,
+    start,
     table,
     trial,
 )
@@ -37,6 +40,26 @@ def test_kill_9_at_a_random_moment_costs_nothing_that_was_saved(name, runs):
     assert kill.saved_redone == 0
     # At most what no checkpoint had yet: a unit, or of pictures an epoch of six batches.
     assert kill.redone <= (6 if name == "vision" else 1)
+
+
+@pytest.mark.stress
+@pytest.mark.parametrize("name", ["graph", "few-shot"])
+def test_kills_between_checkpoints_cost_what_was_done_since_the_last_one(name, runs):
+    """Twice in one run: with 5 units done and 3 of them saved, and with another 5 done."""
+    whole = runs(name)
+    place = Place(whole.case, whole.folder, "between", hold=5, every=3)
+    for done, saved in ((5, 3), (8, 6)):
+        before, safe = place.stamps, place.saved
+        running = start(place)
+        try:
+            running.wait_until_held()
+        finally:
+            running.signal(signal.SIGKILL)
+        running.wait()
+        assert (len(place.stamps), len(place.saved)) == (done, saved)
+        assert not {unit for unit in safe if place.stamps[unit] != before[unit]}
+    finish(place)
+    assert are_equal(place, whole)
 
 
 # ---- it would show ---------------------------------------------------------------------------------------------------

@@ -176,7 +176,7 @@ def repack(source: Path, target: Path, data: bytes | None = None, method: int = 
         for record in old.infolist():
             is_replaced = data is not None and record.filename.endswith("data.pkl")
             new.writestr(record.filename, data if is_replaced else old.read(record))  # type: ignore[arg-type]
-        new.writestr("padding", bytes(len(data or b"")))
+        new.writestr("archive/padding", bytes(len(data or b"")))
     return target
 
 
@@ -190,16 +190,18 @@ def test_a_checkpoint_that_unpacks_to_more_than_the_file_is_refused(tmp_path: Pa
     assert load_state(whole)["weights"].shape == (1_000_000,)
 
 
-MEMORY = b"\x80\x02}X\x01\x00\x00\x00ac%s\nbytearray\nJ\x00\x00\x00\x40\x85Rs."
+MEMORY = b"\x80\x02}X\x01\x00\x00\x00ac%s\nJ\x00\x00\x00\x40\x85Rs."
+"""A dictionary with the result of calling a name with 2**30."""
+ALLOCATORS = ["__builtin__ bytearray", "builtins bytearray", "torch Tensor", "torch.storage UntypedStorage"]
 
 
-@pytest.mark.parametrize("module", [b"__builtin__", b"builtins"])
+@pytest.mark.parametrize("name", ALLOCATORS)
 @pytest.mark.parametrize("form", ["bare", "before a zip", "zip"])
-def test_a_pickle_that_allocates_a_gib_is_refused(form: str, module: bytes, tmp_path: Path) -> None:
+def test_a_pickle_that_allocates_a_gib_is_refused(form: str, name: str, tmp_path: Path) -> None:
     whole, path = tmp_path / "whole.pt", tmp_path / "small.pt"
     save_state(whole, {"a": "bytearray", "weights": torch.zeros(3)})
     assert load_state(whole)["a"] == "bytearray"  # as a text it is harmless
-    data = MEMORY % module
+    data = MEMORY % name.replace(" ", "\n").encode()
     if form == "zip":
         repack(whole, path, data)
     else:
@@ -208,6 +210,21 @@ def test_a_pickle_that_allocates_a_gib_is_refused(form: str, module: bytes, tmp_
     with pytest.raises(RecordError, match=r"small\.pt"):
         load_state(path)
     assert memory() - before < 500_000
+
+
+def test_a_tensor_larger_than_its_storage_is_refused(tmp_path: Path) -> None:
+    whole, path = tmp_path / "whole.pt", tmp_path / "grown.pt"
+    save_state(whole, {"weights": torch.zeros(0x1234, 1), "view": torch.arange(6.0).reshape(2, 3).mT})
+    with zipfile.ZipFile(whole) as archive:
+        data = archive.read("archive/data.pkl")
+    assert data.count(b"M\x34\x12") == 2  # the number of elements of the storage, and the size of the tensor
+    start = data.rindex(b"M\x34\x12")
+    repack(whole, path, data[:start] + b"J\x00\x00\x00\x40" + data[start + 3 :])
+    before = memory()
+    with pytest.raises(RecordError, match=r"grown\.pt.* 1073741824 x 1"):
+        load_state(path)
+    assert memory() - before < 500_000
+    assert torch.equal(load_state(whole)["view"], torch.arange(6.0).reshape(2, 3).mT)
 
 
 # ---- backbones -------------------------------------------------------------------------------------------------------

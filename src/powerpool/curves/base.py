@@ -15,6 +15,7 @@ from typing import Any, ClassVar, TypeAlias
 import torch
 from torch import Tensor, nn
 
+from powerpool.autodiff import Function, call, save
 from powerpool.checks import require_floating
 from powerpool.errors import ArgumentError, StateError, shown
 
@@ -115,7 +116,7 @@ class Curve(nn.Module, ABC):
     def parameter(self) -> Parameter:
         """The number, or the tensor clamped to :attr:`minimum` and :attr:`maximum`."""
         parameter: Parameter = getattr(self, self.parameter_name)
-        return _Clamp.apply(parameter, self.minimum, self.maximum) if isinstance(parameter, Tensor) else parameter
+        return call(_Clamp, parameter, self.minimum, self.maximum) if isinstance(parameter, Tensor) else parameter
 
     @property
     def is_learnable(self) -> bool:
@@ -148,7 +149,7 @@ class Curve(nn.Module, ABC):
 
     def value(self, p: Tensor) -> Tensor:  # shape: (*any) -> (*any)
         r"""Compute :math:`g(p)`, differentiable twice in ``p`` and in a tensor parameter."""
-        return self._evaluate(p, _Value.apply)
+        return self._evaluate(p, evaluate)
 
     def derivative(self, p: Tensor) -> Tensor:  # shape: (*any) -> (*any)
         r"""Compute :math:`g'(p)`, which may be infinite at 0."""
@@ -272,10 +273,13 @@ class Curve(nn.Module, ABC):
         return theta.to(p.dtype) if isinstance(theta, Tensor) else theta
 
 
-class _Value(torch.autograd.Function):
-    """g(p) with explicit g' and dg/dtheta: autograd through g gives 0 * inf = NaN at the ends of the domain."""
+def evaluate(p: Tensor, theta: Parameter, curve: Curve) -> Tensor:
+    """Compute g(p) for a parameter, differentiable in both."""
+    return call(_Value, p, theta, curve)
 
-    generate_vmap_rule = True
+
+class _Value(Function):
+    """g(p) with explicit g' and dg/dtheta: autograd through g gives 0 * inf = NaN at the ends of the domain."""
 
     @staticmethod
     def forward(p: Tensor, theta: Parameter, curve: Curve) -> Tensor:
@@ -286,7 +290,7 @@ class _Value(torch.autograd.Function):
         p, theta, curve = inputs
         ctx.curve = curve
         ctx.number = None if isinstance(theta, Tensor) else theta
-        ctx.save_for_backward(p, theta if isinstance(theta, Tensor) else None)
+        save(ctx, p, theta if isinstance(theta, Tensor) else None)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
@@ -299,11 +303,18 @@ class _Value(torch.autograd.Function):
             grad_theta = (grad * ctx.curve._parameter_derivative(p, parameter)).sum_to_size(theta.shape)
         return grad_p, grad_theta, None
 
+    @staticmethod
+    def tangent(ctx: Any, p_tangent: Tensor, theta_tangent: Tensor | None, _: None) -> Tensor:
+        p, theta = ctx.saved_tensors
+        parameter = ctx.number if theta is None else theta
+        result = p_tangent * ctx.curve._slope(p, parameter)
+        if theta_tangent is None:
+            return result
+        return result + theta_tangent * ctx.curve._parameter_derivative(p, parameter)
 
-class _Clamp(torch.autograd.Function):
+
+class _Clamp(Function):
     """Clamp. Beyond a bound only a gradient whose descent leads back passes, so no value gets stuck."""
-
-    generate_vmap_rule = True
 
     @staticmethod
     def forward(theta: Tensor, low: float, high: float) -> Tensor:
@@ -312,10 +323,15 @@ class _Clamp(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, float, float], output: Tensor) -> None:
         theta, ctx.low, ctx.high = inputs
-        ctx.save_for_backward(theta)
+        save(ctx, theta)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         (theta,) = ctx.saved_tensors
         passes = ((theta >= ctx.low) | (grad < 0)) & ((theta <= ctx.high) | (grad > 0))
         return grad * passes, None, None
+
+    @staticmethod
+    def tangent(ctx: Any, tangent: Tensor, *_: None) -> Tensor:
+        (theta,) = ctx.saved_tensors
+        return tangent * ((theta >= ctx.low) & (theta <= ctx.high))

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from powerpool.curves.base import Curve, IntegerPower, Parameter, _Value, whole_number
+from powerpool.curves.base import Curve, IntegerPower, Parameter, evaluate, whole_number
 from powerpool.curves.gamma import Gamma
 from powerpool.curves.maxexp import MaxExp
 from powerpool.errors import require_choice
@@ -117,7 +117,7 @@ class FAHDP(Curve):
 
     def _parameter_derivative(self, p: Tensor, theta: Parameter) -> Tensor:
         # Not _value: autograd through its formula gives NaN at p = 1.
-        through_scale = -_Value.apply(p, theta, self)
+        through_scale = -evaluate(p, theta, self)
         if self.rounding != "identity":
             return through_scale
         t = torch.as_tensor(theta, dtype=p.dtype, device=p.device)

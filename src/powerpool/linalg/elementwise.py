@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from powerpool.autodiff import in_forward_mode, is_differentiated
 from powerpool.checks import has_values
 from powerpool.curves.base import Curve
 from powerpool.linalg.precision import without_autocast
@@ -32,10 +33,10 @@ _BLOCK = 2**19
 def takes_curve(curve: Curve, features: Tensor, terms: Terms, checked: bool) -> bool:
     """Return whether :func:`curve_of_product` applies the curve, whose domain is checked here if values are checked.
 
-    Not if the parameter is a tensor, if there are residual terms, if a compiler or transform traces the operator, or if
-    features of both signs may give entries that have to be refused.
+    Not if the parameter is a tensor, if there are residual terms, if a compiler or transform traces the operator, in
+    forward mode, or if features of both signs may give entries that have to be refused.
     """
-    if curve.is_learnable or terms.has_residual or not has_values(features):
+    if curve.is_learnable or terms.has_residual or not has_values(features) or in_forward_mode():
         return False
     if curve.adds_eps and terms.eps < torch.finfo(features.dtype).tiny:  # the slope at 0 may be infinite
         return False
@@ -107,7 +108,7 @@ class _CurveOfProduct(torch.autograd.Function):
         with without_autocast(features):
             # Outside functorch, is_grads_batched gives batched tensors: blocks in place accept neither.
             batched = not has_values(grad) or torch._C._functorch.is_legacy_batchedtensor(grad)
-            if torch.is_grad_enabled() or batched:
+            if is_differentiated() or batched:
                 if curve.trace_normalize:
                     total = connected(total, energy_of(features))
                 points = curve.into_domain(times_transpose(features) / total, (-2, -1), ctx.terms.round_off)

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from powerpool.autodiff import Function, call, save
 from powerpool.linalg.precision import without_autocast
 
 
@@ -34,22 +35,22 @@ class MatrixFunction(ABC):
 
 def self_product(x: Tensor) -> Tensor:  # shape: (*, A, B) -> (*, A, A)
     """Compute X X^T, differentiable twice."""
-    return _SelfProduct.apply(x)
+    return call(_SelfProduct, x)
 
 
 def inner_product(x: Tensor) -> Tensor:  # shape: (*, A, B) -> (*, B, B)
     """Compute X^T X, differentiable twice; the gradient has the memory layout of X."""
-    return _InnerProduct.apply(x)
+    return call(_InnerProduct, x)
 
 
 def sandwich(x: Tensor, core: Tensor) -> Tensor:  # shape: (*, A, B), (*, B, B) -> (*, A, A)
     """Compute X T X^T for symmetric T, differentiable twice."""
-    return _Sandwich.apply(x, core)
+    return call(_Sandwich, x, core)
 
 
 def product(a: Tensor, b: Tensor) -> Tensor:  # shape: (*, A, B), (*, B, C) -> (*, A, C)
     """Compute A B, differentiable twice."""
-    return _Product.apply(a, b)
+    return call(_Product, a, b)
 
 
 def symmetrize(matrix: Tensor) -> Tensor:  # shape: (*, A, A) -> (*, A, A)
@@ -139,16 +140,14 @@ def _mirrored(a: Tensor, panel: Callable[[slice, int], Tensor]) -> Tensor:
     return result
 
 
-class _SelfProduct(torch.autograd.Function):
-    generate_vmap_rule = True
-
+class _SelfProduct(Function):
     @staticmethod
     def forward(x: Tensor) -> Tensor:
         return times_transpose(x)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs)
+        save(ctx, *inputs)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
@@ -156,17 +155,20 @@ class _SelfProduct(torch.autograd.Function):
         with without_autocast(x):
             return twice_symmetric_times(grad, x)
 
+    @staticmethod
+    def tangent(ctx: Any, tangent: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return twice_symmetric(tangent @ x.mT)
 
-class _InnerProduct(torch.autograd.Function):
-    generate_vmap_rule = True
 
+class _InnerProduct(Function):
     @staticmethod
     def forward(x: Tensor) -> Tensor:
         return x.mT @ x
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs)
+        save(ctx, *inputs)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
@@ -174,17 +176,20 @@ class _InnerProduct(torch.autograd.Function):
         with without_autocast(x):
             return x @ twice_symmetric(grad)
 
+    @staticmethod
+    def tangent(ctx: Any, tangent: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return twice_symmetric(tangent.mT @ x)
 
-class _Sandwich(torch.autograd.Function):
-    generate_vmap_rule = True
 
+class _Sandwich(Function):
     @staticmethod
     def forward(x: Tensor, core: Tensor) -> Tensor:
         return (x @ core) @ x.mT
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs)
+        save(ctx, *inputs)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
@@ -193,17 +198,20 @@ class _Sandwich(torch.autograd.Function):
             weighted = twice_symmetric_times(grad, x)  # (*, A, B)
             return weighted @ core, (x.mT @ weighted) * 0.5
 
+    @staticmethod
+    def tangent(ctx: Any, x_tangent: Tensor, core_tangent: Tensor) -> Tensor:
+        x, core = ctx.saved_tensors
+        return twice_symmetric((x_tangent @ core) @ x.mT) + (x @ core_tangent) @ x.mT
 
-class _Product(torch.autograd.Function):
-    generate_vmap_rule = True
 
+class _Product(Function):
     @staticmethod
     def forward(a: Tensor, b: Tensor) -> Tensor:
         return a @ b
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs)
+        save(ctx, *inputs)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
@@ -215,3 +223,8 @@ class _Product(torch.autograd.Function):
             else:
                 grad_a = (grad @ b.mT).sum_to_size(a.shape)
             return grad_a, (a.mT @ grad).sum_to_size(b.shape)
+
+    @staticmethod
+    def tangent(ctx: Any, a_tangent: Tensor, b_tangent: Tensor) -> Tensor:
+        a, b = ctx.saved_tensors
+        return a_tangent @ b + a @ b_tangent

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from powerpool.autodiff import Function, call, is_differentiated, save
 from powerpool.checks import nan_unless_finite, require_eps, require_finite, round_off
 from powerpool.curves.base import Curve
 from powerpool.errors import ArgumentError, NotFiniteError, NotPositiveError
@@ -159,23 +160,23 @@ def _nan_if_unusable(moment: Tensor, trace: Tensor, curve: Curve | None) -> Tens
 
 def features_by_trace(features: Tensor, shift: Shift) -> Tensor:  # shape: (*, C, N) -> (*, C, N)
     """Compute Phi / sqrt(t), t = |Phi|^2 + shift."""
-    return _FeaturesByTrace.apply(features, shift)[0]
+    return call(_FeaturesByTrace, features, shift)[0]
 
 
 def product_by_trace(features: Tensor, shift: Shift) -> Tensor:  # shape: (*, C, N) -> (*, C, C)
     """Compute Phi Phi^T / t, t = |Phi|^2 + shift."""
-    return _ProductByTrace.apply(features, shift)[0]
+    return call(_ProductByTrace, features, shift)[0]
 
 
 def matrix_by_trace(matrix: Tensor, total: Tensor) -> Tensor:  # shape: (*, C, C), (*, 1, 1) -> (*, C, C)
     """Compute M / t, where t, detached, is the trace of M plus a constant."""
-    return _MatrixByTrace.apply(matrix, total)
+    return call(_MatrixByTrace, matrix, total)
 
 
 def sandwich_by_trace(features: Tensor, shift: Shift, function: MatrixFunction) -> Tensor:  # (*, C, N) -> (*, C, C)
     r"""Compute :math:`X f(X^T X) X^T` with :math:`X = \Phi/\sqrt t`, t = |Phi|^2 + shift, in one node.
 
-    Differentiable twice. ``function`` computes f and its derivative.
+    Differentiable twice, in reverse mode. ``function`` computes f and its derivative.
     """
     flat = features.reshape(-1, *features.shape[-2:])
     if isinstance(shift, Tensor):
@@ -216,9 +217,7 @@ def inner(a: Tensor, b: Tensor) -> Tensor:  # shape: (*, A, B), (*, A, B) -> (*,
     return (a * b).sum((-2, -1), keepdim=True)
 
 
-class _FeaturesByTrace(torch.autograd.Function):
-    generate_vmap_rule = True
-
+class _FeaturesByTrace(Function):
     @staticmethod
     def forward(features: Tensor, shift: Shift) -> tuple[Tensor, Tensor]:
         total = total_of(energy_of(features), shift)
@@ -227,22 +226,29 @@ class _FeaturesByTrace(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Shift], output: tuple[Tensor, Tensor]) -> None:
         ctx.mark_non_differentiable(output[1])
-        ctx.save_for_backward(inputs[0], *output)
+        save(ctx, inputs[0], *output)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor, None]:
+        return _FeaturesByTrace._derivative(ctx, grad), None
+
+    @staticmethod
+    def tangent(ctx: Any, tangent: Tensor, _: Any) -> tuple[Tensor, None]:
+        return _FeaturesByTrace._derivative(ctx, tangent), None
+
+    @staticmethod
+    def _derivative(ctx: Any, direction: Tensor) -> Tensor:
+        """Compute the derivative, which is self-adjoint: in the direction of the gradient it is that of the input."""
         features, x, total = ctx.saved_tensors
-        if torch.is_grad_enabled():
+        if is_differentiated():
             total = connected(total, energy_of(features))
             x = features / total.sqrt()
         with without_autocast(x):
             root = total.sqrt()
-            return torch.addcmul(grad / root, x, inner(grad, x) / root, value=-1), None
+            return torch.addcmul(direction / root, x, inner(direction, x) / root, value=-1)
 
 
-class _ProductByTrace(torch.autograd.Function):
-    generate_vmap_rule = True
-
+class _ProductByTrace(Function):
     @staticmethod
     def forward(features: Tensor, shift: Shift) -> tuple[Tensor, Tensor]:
         product = times_transpose(features)
@@ -252,41 +258,52 @@ class _ProductByTrace(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Shift], output: tuple[Tensor, Tensor]) -> None:
         ctx.mark_non_differentiable(output[1])
-        ctx.save_for_backward(inputs[0], *output)
+        save(ctx, inputs[0], *output)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor, None]:
         features, p, total = ctx.saved_tensors
         with without_autocast(p):
-            if torch.is_grad_enabled():
+            if is_differentiated():
                 total = connected(total, energy_of(features))
                 p = times_transpose(features) / total
             weights = twice_symmetric(grad)
             weights.diagonal(dim1=-2, dim2=-1).sub_(2 * inner(grad, p).squeeze(-1))
             return weights.div_(total) @ features, None
 
+    @staticmethod
+    def tangent(ctx: Any, tangent: Tensor, _: Any) -> tuple[Tensor, None]:
+        features, _, total = ctx.saved_tensors
+        total = connected(total, energy_of(features))
+        p = times_transpose(features) / total
+        return (twice_symmetric(tangent @ features.mT) - 2 * inner(tangent, features) * p) / total, None
 
-class _MatrixByTrace(torch.autograd.Function):
-    generate_vmap_rule = True
 
+class _MatrixByTrace(Function):
     @staticmethod
     def forward(matrix: Tensor, total: Tensor) -> Tensor:
         return matrix / total
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs, output)
+        save(ctx, *inputs, output)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         matrix, total, p = ctx.saved_tensors
-        if torch.is_grad_enabled():
+        if is_differentiated():
             total = connected(total, trace_of(matrix)[..., None, None])
             p = matrix / total
         with without_autocast(p):
             weights = grad / total
             weights.diagonal(dim1=-2, dim2=-1).sub_((inner(grad, p) / total).squeeze(-1))
             return weights, None
+
+    @staticmethod
+    def tangent(ctx: Any, tangent: Tensor, _: Any) -> Tensor:
+        matrix, total, _ = ctx.saved_tensors
+        total = connected(total, trace_of(matrix)[..., None, None])
+        return (tangent - trace_of(tangent)[..., None, None] * (matrix / total)) / total
 
 
 class _SandwichByTrace(torch.autograd.Function):
@@ -325,7 +342,7 @@ class _SandwichByTrace(torch.autograd.Function):
             return None, None, None
         features, total, gram, core, *kept = ctx.saved_tensors
         with without_autocast(features):
-            if torch.is_grad_enabled():  # saved results are constants to autograd
+            if is_differentiated():
                 total = connected(total, energy_of(features))
                 gram = torch.bmm(features.mT, features) / total
                 core, kept = ctx.function.forward(gram)

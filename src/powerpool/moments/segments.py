@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from powerpool.autodiff import Function, call, save
 from powerpool.checks import require_beta, require_finite, require_floating, values_are_checked, zero_or_nan
 from powerpool.errors import ArgumentError, DomainError, DTypeError, ShapeError
 from powerpool.linalg.precision import at_least_float32, without_autocast
@@ -207,7 +208,7 @@ def segment_moment(rows: Tensor, plan: SegmentPlan) -> Tensor:
     Returns:
         ``(S, C, C)``; zero for a segment without rows, NaN in every entry for one with NaN or infinity.
     """
-    moment: Tensor = _Moment.apply(rows, plan.slots, plan.owner, plan.sizes)
+    moment: Tensor = call(_Moment, rows, plan.slots, plan.owner, plan.sizes)
     return moment
 
 
@@ -232,7 +233,7 @@ def _apply_kernel(matrices: Tensor, x: Tensor, slots: Tensor, owner: Tensor, siz
         for chunk, segments in _chunks(slots, owner, x, matrices):
             result = _apply_tiles(matrices.index_select(0, segments), x, chunk, sizes.index_select(0, segments))
             out.index_copy_(0, chunk.flatten(), result.flatten(0, 1))
-    return out[:-1]
+    return out.resize_(x.shape)  # not a view: forward mode requires that of its tangent, too
 
 
 def _chunks(slots: Tensor, owner: Tensor, rows: Tensor, matrices: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
@@ -295,10 +296,8 @@ _apply_kernel.register_vmap(_one_by_one(_apply_kernel))
 # torch.library.register_autograd would be shorter, but its gradients do not pass through torch.func (torch 2.13).
 
 
-class _Moment(torch.autograd.Function):
+class _Moment(Function):
     """M_s = mean of x_n x_n^T; x_bar_n = (M_bar_s + M_bar_s^T) x_n / N_s."""
-
-    generate_vmap_rule = True
 
     @staticmethod
     def forward(x: Tensor, slots: Tensor, owner: Tensor, sizes: Tensor) -> Tensor:
@@ -306,18 +305,21 @@ class _Moment(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs)
+        save(ctx, *inputs)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, *plan = ctx.saved_tensors
-        return _Apply.apply(grad, x, *plan), None, None, None
+        return call(_Apply, grad, x, *plan), None, None, None
+
+    @staticmethod
+    def tangent(ctx: Any, tangent: Tensor, *_: Any) -> Tensor:
+        x, *plan = ctx.saved_tensors
+        return call(_Pair, tangent, x, *plan)
 
 
-class _Apply(torch.autograd.Function):
+class _Apply(Function):
     """z_n = (A_s + A_s^T) x_n / N_s; A_bar_s = mean of z_bar_n x_n^T + x_n z_bar_n^T, x_bar_n like z_n with z_bar_n."""
-
-    generate_vmap_rule = True
 
     @staticmethod
     def forward(matrices: Tensor, x: Tensor, slots: Tensor, owner: Tensor, sizes: Tensor) -> Tensor:
@@ -325,20 +327,23 @@ class _Apply(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs)
+        save(ctx, *inputs)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         matrices, x, *plan = ctx.saved_tensors
-        matrices_bar = _Pair.apply(grad, x, *plan) if ctx.needs_input_grad[0] else None
-        x_bar = _Apply.apply(matrices, grad, *plan) if ctx.needs_input_grad[1] else None
+        matrices_bar = call(_Pair, grad, x, *plan) if ctx.needs_input_grad[0] else None
+        x_bar = call(_Apply, matrices, grad, *plan) if ctx.needs_input_grad[1] else None
         return matrices_bar, x_bar, None, None, None
 
+    @staticmethod
+    def tangent(ctx: Any, matrices_tangent: Tensor, x_tangent: Tensor, *_: Any) -> Tensor:
+        matrices, x, *plan = ctx.saved_tensors
+        return call(_Apply, matrices_tangent, x, *plan) + call(_Apply, matrices, x_tangent, *plan)
 
-class _Pair(torch.autograd.Function):
+
+class _Pair(Function):
     """P_s = mean of x_n y_n^T + y_n x_n^T; x_bar_n = (P_bar_s + P_bar_s^T) y_n / N_s, and y_bar_n likewise."""
-
-    generate_vmap_rule = True
 
     @staticmethod
     def forward(x: Tensor, y: Tensor, slots: Tensor, owner: Tensor, sizes: Tensor) -> Tensor:
@@ -346,11 +351,16 @@ class _Pair(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs)
+        save(ctx, *inputs)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, y, *plan = ctx.saved_tensors
-        x_bar = _Apply.apply(grad, y, *plan) if ctx.needs_input_grad[0] else None
-        y_bar = _Apply.apply(grad, x, *plan) if ctx.needs_input_grad[1] else None
+        x_bar = call(_Apply, grad, y, *plan) if ctx.needs_input_grad[0] else None
+        y_bar = call(_Apply, grad, x, *plan) if ctx.needs_input_grad[1] else None
         return x_bar, y_bar, None, None, None
+
+    @staticmethod
+    def tangent(ctx: Any, x_tangent: Tensor, y_tangent: Tensor, *_: Any) -> Tensor:
+        x, y, *plan = ctx.saved_tensors
+        return call(_Pair, x_tangent, y, *plan) + call(_Pair, x, y_tangent, *plan)

@@ -18,6 +18,7 @@ import io
 import pickle
 import pickletools
 import platform
+import re
 import shutil
 import warnings
 import zipfile
@@ -28,6 +29,7 @@ from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from powerpool.console import print_note
 from powerpool.curves.base import EXTRA_STATE
@@ -49,6 +51,10 @@ LARGEST_SPEC = 64 << 20
 LARGEST_CHECKPOINT = 16 << 30
 """Limit in bytes; a checkpoint is read into memory."""
 ZIP = b"PK\3\4"
+NAMES_IN_PICKLES = re.compile(
+    r"collections OrderedDict|torch\._utils _rebuild_(tensor_v2|parameter)|torch (?!Typed|Untyped)\w+Storage"
+)
+"""Module and name of what the pickle of tensors and plain values refers to."""
 
 S = TypeVar("S")
 N = TypeVar("N", bound=nn.Module)
@@ -312,7 +318,8 @@ def load_state(path: str | Path) -> dict[str, Any]:
         _refuse_bomb(content)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about foreign pickles, which are refused anyway
-            state = torch.load(content, map_location="cpu", weights_only=True)
+            with _WithinStorages():
+                state = torch.load(content, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise RecordError(
             f"{path} was not loaded: it is damaged, or contains Python objects other than tensors and plain values."
@@ -336,23 +343,37 @@ def _require_zip(path: str | Path) -> None:
 
 
 def _refuse_bomb(content: io.BytesIO) -> None:
-    """Refuse a file that would fill memory: compressed records, or a pickle that allocates with bytearray."""
+    """Refuse a file that would fill memory: compressed records, or a pickle with anything but tensors and plain values.
+
+    ``weights_only=True`` would call ``bytearray``, ``torch.Tensor`` and ``torch.UntypedStorage`` with any size.
+    """
     with zipfile.ZipFile(content) as archive:
         size = sum(record.file_size for record in archive.infolist())
         if size > content.getbuffer().nbytes:
             raise ValueError(f"its records have {size:,} bytes, more than the file")
         for record in archive.infolist():
-            if record.filename.lower().endswith("data.pkl") and _calls_bytearray(archive.read(record)):
-                raise ValueError("its pickle calls bytearray, which tensors and plain values do not need")
+            if record.filename.lower().endswith("data.pkl"):
+                _require_known_names(archive.read(record))
     content.seek(0)
 
 
-def _calls_bytearray(data: bytes) -> bool:
-    # The word may also be a plain value, so the operations are inspected.
-    return b"bytearray" in data and any(
-        operation.name in ("GLOBAL", "INST", "STACK_GLOBAL") and "bytearray" in str(argument or "bytearray")
-        for operation, argument, _ in pickletools.genops(data)
-    )
+def _require_known_names(data: bytes) -> None:
+    for operation, argument, _ in pickletools.genops(data):
+        if operation.name in ("GLOBAL", "INST", "STACK_GLOBAL") and not NAMES_IN_PICKLES.fullmatch(str(argument)):
+            what = shown(argument or operation.name)
+            raise ValueError(f"its pickle names {what}, which tensors and plain values do not need")
+
+
+class _WithinStorages(TorchDispatchMode):
+    """Refuse a tensor that is larger than its storage, which torch would enlarge."""
+
+    def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if operator is torch.ops.aten.set_.source_Storage_storage_offset:
+            tensor, storage, offset, sizes, *strides = args  # without strides if there is one element
+            last = offset + sum((size - 1) * stride for size, stride in zip(sizes, *strides, strict=True))
+            if 0 not in sizes and (last + 1) * tensor.element_size() > storage.nbytes():
+                raise ValueError(f"a tensor of {' x '.join(map(str, sizes))} is larger than its storage")
+        return operator(*args, **(kwargs or {}))
 
 
 def _system_error(error: BaseException) -> OSError | None:

@@ -69,7 +69,8 @@ def run(options: SelfcheckOptions) -> int:
         "environment": machine,
     }
     emit(data)
-    print_line(f"\n{_facts(about | machine | settings)}\n\n{_summary(outcomes, seconds)}")
+    # The environment has a field "quick" of another meaning, which must not replace the option.
+    print_line(f"\n{_facts(about | machine | settings | about)}\n\n{_summary(outcomes, seconds)}")
     print_line("Please include all of this output in a bug report.")
     if options.out is not None:
         write_json(options.out, data)

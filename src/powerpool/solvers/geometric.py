@@ -22,8 +22,16 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from powerpool.linalg.products import MatrixFunction, symmetric_baddbmm, symmetric_bmm, twice_symmetric
-from powerpool.linalg.trace import Shift, sandwich_by_trace
+from powerpool.autodiff import in_forward_mode
+from powerpool.linalg.products import (
+    MatrixFunction,
+    inner_product,
+    sandwich,
+    symmetric_baddbmm,
+    symmetric_bmm,
+    twice_symmetric,
+)
+from powerpool.linalg.trace import Shift, features_by_trace, sandwich_by_trace
 from powerpool.solvers import replay
 
 
@@ -37,6 +45,9 @@ def geometric_pool(features: Tensor, shift: Shift, terms: int) -> Tensor:  # sha
 
     As :math:`X\,T_n(X^T X)\,X^T` with :math:`X = \Phi/\sqrt t`; differentiable twice.
     """
+    if in_forward_mode():
+        x = features_by_trace(features, shift)
+        return sandwich(x, geometric_sum(inner_product(x), terms))
     return sandwich_by_trace(features, shift, _GeometricSum(_steps(terms)))
 
 

@@ -1,4 +1,4 @@
-"""Functions of the spectrum of a symmetric matrix: eigendecomposition and the Daleckii-Krein backward."""
+"""Functions of the spectrum of a symmetric matrix: eigendecomposition and the Daleckii-Krein derivative."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from powerpool.autodiff import Function, call, is_differentiated, save
 from powerpool.checks import has_values, nan_unless_finite
 from powerpool.curves.base import Curve, Parameter
 from powerpool.errors import ArgumentError, DoubleBackwardError, NotPositiveError
@@ -76,13 +77,11 @@ class SpectralForm(ABC):
 
 def spectral_function(matrix: Tensor, form: SpectralForm) -> tuple[Tensor, Tensor]:  # shape: (*, C, C), (*, C)
     """Compute U f(lambda) U^T; also return the eigenvalues, for checks. Double backward raises."""
-    result, eigenvalues, _ = _SpectralFunction.apply(matrix, one_parameter(form.curve, matrix), form)
+    result, eigenvalues, _ = call(_SpectralFunction, matrix, one_parameter(form.curve, matrix), form)
     return result, eigenvalues
 
 
-class _SpectralFunction(torch.autograd.Function):
-    generate_vmap_rule = True
-
+class _SpectralFunction(Function):
     @staticmethod
     def forward(matrix: Tensor, theta: Parameter, form: SpectralForm) -> tuple[Tensor, Tensor, Tensor]:
         eigenvalues, vectors = eigh(matrix)
@@ -98,25 +97,45 @@ class _SpectralFunction(torch.autograd.Function):
         _, eigenvalues, vectors = output
         ctx.mark_non_differentiable(eigenvalues, vectors)
         ctx.number = None if isinstance(theta, Tensor) else theta
-        ctx.save_for_backward(matrix, theta if isinstance(theta, Tensor) else None, eigenvalues, vectors)
+        save(ctx, matrix, theta if isinstance(theta, Tensor) else None, eigenvalues, vectors)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor, Tensor | None, None]:
-        matrix, theta, eigenvalues, vectors = ctx.saved_tensors
+        matrix, theta, _, vectors = ctx.saved_tensors
         form: SpectralForm = ctx.form
-        parameter = ctx.number if theta is None else theta
         with torch.no_grad(), without_autocast(matrix):
-            dropped = form.dropped(eigenvalues, parameter)
-            points = form.points(eigenvalues, dropped)
-            rotated = vectors.mT @ symmetrize(grad) @ vectors
-            grad_matrix = vectors @ form.loewner_product(rotated, points, dropped, parameter) @ vectors.mT
-            if theta is not None:
-                slopes = form.parameter_slope(points, dropped, parameter)
+            rotated, changed, slopes = _SpectralFunction._derivative(ctx, grad)
+            grad_matrix = vectors @ changed @ vectors.mT
+            if slopes is not None:
                 grad_theta = (rotated.diagonal(dim1=-2, dim2=-1) * slopes).sum()
         if theta is None:
             return _once_only(grad_matrix, form.solver, matrix, grad), None, None
         inputs = (matrix, grad, theta)
         return _once_only(grad_matrix, form.solver, *inputs), _once_only(grad_theta, form.solver, *inputs), None
+
+    @staticmethod
+    def tangent(ctx: Any, tangent: Tensor, theta_tangent: Tensor | None, _: Any) -> tuple[Tensor, None, None]:
+        matrix, theta, _, vectors = ctx.saved_tensors
+        inputs = [matrix, tangent]
+        with torch.no_grad():
+            _, changed, slopes = _SpectralFunction._derivative(ctx, tangent)
+            if slopes is not None and theta_tangent is not None:
+                changed = changed + torch.diag_embed(slopes * theta_tangent)
+                inputs += [theta, theta_tangent]
+            result = vectors @ changed @ vectors.mT
+        return _once_only(result, ctx.form.solver, *inputs), None, None
+
+    @staticmethod
+    def _derivative(ctx: Any, direction: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return a direction in the eigenbasis, the derivative there, and df/dtheta if theta is a tensor."""
+        _, theta, eigenvalues, vectors = ctx.saved_tensors
+        form: SpectralForm = ctx.form
+        parameter = ctx.number if theta is None else theta
+        dropped = form.dropped(eigenvalues, parameter)
+        points = form.points(eigenvalues, dropped)
+        rotated = vectors.mT @ symmetrize(direction) @ vectors
+        slopes = None if theta is None else form.parameter_slope(points, dropped, parameter)
+        return rotated, form.loewner_product(rotated, points, dropped, parameter), slopes
 
 
 def eigh(matrix: Tensor) -> tuple[Tensor, Tensor]:  # shape: (*, C, C) -> (*, C), (*, C, C)
@@ -133,7 +152,7 @@ def eigh(matrix: Tensor) -> tuple[Tensor, Tensor]:  # shape: (*, C, C) -> (*, C)
         values, vectors = eigh_on_one_thread(safe)
     except torch.linalg.LinAlgError:  # type: ignore[attr-defined]  # public, but missing from the stubs
         values, vectors = _eigh_again(safe)
-    if has_values(matrix):  # costs nothing on CUDA: eigh has already synchronised
+    if matrix.device.type == "cpu" and has_values(matrix):  # elsewhere it would synchronise once more than eigh does
         failed = torch.isnan(vectors).flatten(-2).any(-1)
         if bool(failed.any()):
             values[failed], vectors[failed] = _eigh_again(safe[failed])
@@ -181,10 +200,8 @@ def one_parameter(curve: Curve, like: Tensor) -> Parameter:
     return theta
 
 
-class _OnceOnly(torch.autograd.Function):
-    """The identity on a gradient, whose own backward raises."""
-
-    generate_vmap_rule = True
+class _OnceOnly(Function):
+    """The identity on a derivative, whose own derivative raises."""
 
     @staticmethod
     def forward(gradient: Tensor, solver: str, *inputs: Tensor) -> Tensor:
@@ -201,7 +218,9 @@ class _OnceOnly(torch.autograd.Function):
             "solver='squaring' or 'gram', or mode='elementwise', which has them for every curve."
         )
 
+    tangent = backward
+
 
 def _once_only(gradient: Tensor, solver: str, *inputs: Tensor) -> Tensor:
     """Return ``gradient``, which raises if it is differentiated again with respect to any of ``inputs``."""
-    return _OnceOnly.apply(gradient, solver, *inputs) if torch.is_grad_enabled() else gradient
+    return call(_OnceOnly, gradient, solver, *inputs) if is_differentiated() else gradient
