@@ -1,20 +1,20 @@
-"""Independent references: the formulas of ``powerpool.selfcheck.oracle`` for mpmath and NumPy.
+"""Independent references: the formulas of ``powerpool.bench.reference`` in 50 digits, for mpmath and NumPy.
 
-The oracle shares no code with the library. A *reference curve* is a function of an mpmath number.
+They share no code with the library. A *reference curve* is a function of an mpmath number.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from decimal import Context, Decimal, localcontext
 from functools import partial
 
 import mpmath
 import numpy as np
 from mpmath import mpf
 
-from powerpool.selfcheck import oracle
+from powerpool.bench import reference as formulas
+from powerpool.bench.reference import Scalar
 
 mpmath.mp.dps = 50
 
@@ -23,37 +23,36 @@ mpmath.mp.dps = 50
 class Reference:
     """A curve by the formula of the paper."""
 
-    scalar: oracle.Scalar
+    scalar: Scalar
 
     def __post_init__(self) -> None:
         self.trace_normalize, self.signed = self.scalar.trace_normalize, self.scalar.signed
         self.infinite_slope = self.scalar.infinite_slope
 
     def value(self, p: mpf) -> mpf:
-        return self._apply(self.scalar.value, p)
+        return self.scalar.value(self._limit(p))
 
     def slope(self, p: mpf) -> mpf:
-        return self._apply(self.scalar.slope, p)
+        return mpf(0) if p == 0 and self.infinite_slope else self.scalar.slope(self._limit(p))
 
-    def _apply(self, function: oracle.Function, p: mpf) -> mpf:
-        limited = min(p, mpf(1)) if self.scalar.trace_normalize else p  # round-off beyond the domain
-        with localcontext(Context(prec=mpmath.mp.dps)):
-            return mpf(str(function(Decimal(mpmath.nstr(limited, mpmath.mp.dps)))))
+    def _limit(self, p: mpf) -> mpf:
+        return min(p, mpf(1)) if self.trace_normalize else p  # round-off beyond the domain
 
 
-def _reference(formula: Callable[..., oracle.Scalar], theta: float, *options: bool) -> Reference:
-    with oracle.exactly():
-        return Reference(formula(Decimal(theta), *options))
+def _reference(formula: Callable[..., Scalar], theta: float, *options: bool) -> Reference:
+    return Reference(formula(mpf(theta), *options))
 
 
-gamma, maxexp, signed_maxexp, asinhe, sigme, hdp = (
-    partial(_reference, formula)
-    for formula in (oracle.gamma, oracle.maxexp, oracle.signed_maxexp, oracle.asinhe, oracle.sigme, oracle.hdp)
-)
+gamma = partial(_reference, formulas.gamma)
+maxexp = partial(_reference, formulas.maxexp)
+signed_maxexp = partial(_reference, formulas.signed_maxexp)
+asinhe = partial(_reference, formulas.asinhe)
+sigme = partial(_reference, formulas.sigme)
+hdp = partial(_reference, formulas.hdp)
 
 
 def fahdp(t: float, rounding: str) -> Reference:
-    return _reference(oracle.fahdp, t, rounding == "ceil")
+    return _reference(formulas.fahdp, t, rounding == "ceil")
 
 
 def divided_difference(reference: Reference, a: float, b: float) -> float:

@@ -11,8 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from pathlib import Path
 
-from powerpool.bench.record import BenchRecord, Measured, find_losses, load
-from powerpool.bench.report import summary_table
+from powerpool.bench.record import LOEWNER, NEWTON_SCHULZ, OURS, TARGETS, BenchRecord, Measured, find_losses, load
 from powerpool.report.groups import Group, Row, group_records
 from powerpool.report.results import Comparison, compare_records
 from powerpool.report.tables import MISSING, escaped, format_p, format_signed, make_pretraining_table, make_table
@@ -89,8 +88,23 @@ def ms(seconds: float) -> str:
 
 def pools() -> str:
     """Compare pools with their competitors."""
-    found = summary_table(suite("pools"))
-    return as_table(found.columns, [map(escaped, row) for row in found.rows])
+    rows = []
+    for target in TARGETS:
+        case = next(case for case in suite("pools").cases if case.sizes == target.sizes)
+        ours, floor, loewner, newton_schulz = (
+            case.find(name).total.median for name in (OURS, "form M", LOEWNER, NEWTON_SCHULZ)
+        )
+        rows.append(
+            (
+                f"{target.channels}, {target.locations}",
+                ms(ours),
+                f"{ours / floor:.2f} ({target.floor:g})",
+                f"{loewner / ours:.3g}x ({target.loewner:g})",
+                f"{newton_schulz / ours:.3g}x ({target.newton_schulz:g})",
+            )
+        )
+    headings = ("C, N", "powerpool, ms", "times forming M", f"faster than {LOEWNER}", f"faster than {NEWTON_SCHULZ}")
+    return as_table(headings, rows)
 
 
 def pool_losses() -> str:

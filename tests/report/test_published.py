@@ -119,6 +119,7 @@ def test_records_have_the_settings_of_the_recipe(folder: str) -> None:
 
 def test_tables_of_the_readme() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert tables().pools() in text
     for data in GRAPHS:
         records = [load("graph")[data, "validation-only", method] for method in READOUTS]
         assert f"| {data} | {' | '.join(f'{record.mean:.1f} ± {record.std:.1f}' for record in records)} |" in text

@@ -1,6 +1,7 @@
-"""Reference answers in float64, by formulas that share no code with what is timed.
+"""Reference answers: the formulas of the curves, and second-order pooling by them in float64.
 
-Fast enough for the sizes of a network, and exact to about 1e-9; ``powerpool.selfcheck.oracle`` has 50 digits.
+They share no code with what is timed. Float64 is fast enough for the sizes of a network, and exact to about 1e-9;
+``powerpool.selfcheck.oracle`` applies the same formulas in 50 digits.
 """
 
 from __future__ import annotations
@@ -8,7 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, TypeAlias
 
+import mpmath
 import torch
 from torch import Tensor
 
@@ -16,6 +19,8 @@ EPS = 1e-6
 """Added to the trace, and to entries under a power: the default of the library."""
 TIE = 1e-9
 NULL = 1e-12
+Number: TypeAlias = Any
+"""A tensor, or a number of mpmath, which is a dependency of torch."""
 
 
 @dataclass(frozen=True)
@@ -26,61 +31,101 @@ class Answer:
     gradient: Tensor | None = None
 
 
+# ---- formulas --------------------------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True)
 class Scalar:
-    """A curve as the formula that a user would type, for tensors in its domain."""
+    """A curve as the formula that a user would type, and its derivative."""
 
-    value: Callable[[Tensor], Tensor]
+    value: Callable[[Number], Number]
+    slope: Callable[[Number], Number]
     trace_normalize: bool = True
     adds_eps: bool = False
-    slope: Callable[[Tensor], Tensor] | None = None
-    """The derivative, where autograd through the formula is wrong at 0."""
-
-    def derivative(self, points: Tensor) -> Tensor:
-        """The derivative at every point."""
-        if self.slope is not None:
-            return self.slope(points)
-        leaf = points.detach().requires_grad_()
-        return torch.autograd.grad(self.value(leaf).sum(), leaf)[0]
+    """Whether the element-wise form adds eps to every entry."""
+    infinite_slope: bool = False
+    """Whether the slope at 0 is infinite: the gradient between null vectors is then defined as 0."""
+    signed: bool = False
+    """Whether the curve is defined for negative numbers."""
 
 
-def maxexp(eta: float, scale: float = 1.0) -> Scalar:
-    """scale * (1 - (1-p)^eta)."""
-    return Scalar(lambda p: scale * (1 - (1 - p) ** eta))
-
-
-def signed_maxexp(eta: float) -> Scalar:
-    """sign(p) * (1 - (1-|p|)^eta)."""
-    return Scalar(lambda p: p.sign() * (1 - (1 - p.abs()) ** eta), slope=lambda p: eta * (1 - p.abs()) ** (eta - 1))
-
-
-def gamma(exponent: float) -> Scalar:
+def gamma(exponent: Number) -> Scalar:
     """p^gamma."""
-    return Scalar(lambda p: p**exponent, trace_normalize=False, adds_eps=True)
-
-
-def asinhe(slope: float) -> Scalar:
-    """asinh(slope * p)."""
-    return Scalar(lambda p: torch.asinh(slope * p), trace_normalize=False)
-
-
-def sigme(eta: float) -> Scalar:
-    """2/(1 + e^(-eta p)) - 1."""
-    return Scalar(lambda p: 2 / (1 + torch.exp(-eta * p)) - 1)
-
-
-def hdp(time: float) -> Scalar:
-    """e^(-t/p), 0 at 0."""
     return Scalar(
-        lambda p: torch.exp(-time / p),
-        slope=lambda p: torch.where(p > 1e-4 * time, time * torch.exp(-time / p) / p**2, 0.0),
+        lambda p: p**exponent,
+        lambda p: exponent * p ** (exponent - 1),
+        trace_normalize=False,
+        adds_eps=True,
+        infinite_slope=exponent < 1,
     )
 
 
-def fahdp(time: float) -> Scalar:
-    """e^-t (1 - (1-p)^n) for t < 1, with the exponent n rounded up."""
-    exponent = math.ceil(0.5 + math.sqrt(0.25 + (1 / (time * (math.e - 1)) - 1 / math.e) ** 2))
-    return maxexp(exponent, math.exp(-time))
+def maxexp(eta: Number, scale: Number = 1.0) -> Scalar:
+    """scale * (1 - (1-p)^eta)."""
+    return Scalar(lambda p: scale * (1 - (1 - p) ** eta), lambda p: scale * eta * (1 - p) ** (eta - 1))
+
+
+def signed_maxexp(eta: Number) -> Scalar:
+    """sign(p) * (1 - (1-|p|)^eta)."""
+    return Scalar(
+        lambda p: _functions(p).sign(p) * (1 - (1 - abs(p)) ** eta),
+        lambda p: eta * (1 - abs(p)) ** (eta - 1),
+        signed=True,
+    )
+
+
+def asinhe(slope: Number) -> Scalar:
+    """asinh(slope * p)."""
+    return Scalar(
+        lambda p: _functions(p).asinh(slope * p),
+        lambda p: slope / _functions(p).sqrt(1 + (slope * p) ** 2),
+        trace_normalize=False,
+        signed=True,
+    )
+
+
+def sigme(eta: Number, trace_normalize: bool = True) -> Scalar:
+    """2/(1 + e^(-eta p)) - 1."""
+    return Scalar(
+        lambda p: 2 / (1 + _functions(p).exp(-eta * p)) - 1,
+        lambda p: eta / (1 + _functions(p).cosh(eta * p)),
+        trace_normalize,
+        signed=True,
+    )
+
+
+def hdp(time: Number) -> Scalar:
+    """e^(-t/p), 0 at 0."""
+
+    def value(p: Number) -> Number:
+        if isinstance(p, Tensor):
+            return torch.exp(-time / p)
+        return mpmath.exp(-time / p) if p > 0 else mpmath.mpf(0)
+
+    def slope(p: Number) -> Number:
+        if isinstance(p, Tensor):
+            return torch.where(p > 1e-4 * time, time * torch.exp(-time / p) / p**2, 0.0)
+        return time * mpmath.exp(-time / p) / p**2 if p > 0 else mpmath.mpf(0)
+
+    return Scalar(value, slope)
+
+
+def fahdp(time: Number, rounded: bool = True) -> Scalar:
+    """e^-t (1 - (1-p)^n) for t < 1, e^-t p^n for t >= 1; the exponent n is rounded up or down, respectively."""
+    functions = math if isinstance(time, float) else mpmath
+    scale = functions.exp(-time)
+    if time >= 1:
+        exponent = math.floor(time) if rounded else time
+        return Scalar(lambda p: scale * p**exponent, lambda p: scale * exponent * p ** (exponent - 1))
+    exact = 0.5 + functions.sqrt(0.25 + (1 / (time * (functions.exp(1) - 1)) - 1 / functions.exp(1)) ** 2)
+    return maxexp(math.ceil(exact) if rounded else exact, scale)
+
+
+def _functions(p: Number) -> Any:
+    return torch if isinstance(p, Tensor) else mpmath
+
+
+# ---- answers ---------------------------------------------------------------------------------------------------------
 
 
 def moment(features: Tensor, upstream: Tensor) -> Answer:  # shape: (B, C, N), (B, C, C)
@@ -93,7 +138,7 @@ def elementwise(features: Tensor, upstream: Tensor, curve: Scalar) -> Answer:
     """Apply a curve to every entry of the moment."""
     x = features.detach().double().requires_grad_()
     points = _form_points(x, curve) + (EPS if curve.adds_eps else 0.0)
-    gradient = _differentiate(points, x, upstream * curve.derivative(points)).gradient
+    gradient = _differentiate(points, x, upstream * curve.slope(points)).gradient
     return Answer(curve.value(points).detach(), gradient)
 
 
@@ -114,7 +159,7 @@ def spectral(features: Tensor, upstream: Tensor, curve: Scalar) -> Answer:
     both_null = (a == 0) & (b == 0)
     middle = torch.where(both_null, 0.5, (a + b) / 2)
     quotient = (values.unsqueeze(-1) - values.unsqueeze(-2)) / torch.where(tie, 1.0, a - b)
-    loewner = torch.where(both_null, 0.0, torch.where(tie, curve.derivative(middle), quotient))
+    loewner = torch.where(both_null, 0.0, torch.where(tie, curve.slope(middle), quotient))
     through = vectors @ (loewner * (vectors.mT @ ((g + g.mT) / 2) @ vectors)) @ vectors.mT
     value = (vectors * values.unsqueeze(-2)) @ vectors.mT
     return Answer(value, _differentiate(matrix, x, through).gradient)

@@ -16,7 +16,6 @@ from powerpool.bench.record import (
     NEWTON_SCHULZ,
     OURS,
     SIZES,
-    TARGETS,
     BenchRecord,
     CaseRecord,
     Measured,
@@ -155,26 +154,6 @@ def job_table(record: BenchRecord) -> TextTable:
         for result in case.results
     ]
     return make_table("Times, ms", ("case", "contender", "total", "peak MB"), rows)
-
-
-def summary_table(record: BenchRecord) -> TextTable:
-    """The targets of the pools in one table, as in the README of the project."""
-    rows = []
-    for target in TARGETS:
-        for case in record.cases:
-            ours, floor = case.find(OURS), case.floor
-            if case.sizes == target.sizes and ours is not None and floor is not None:
-                times = [
-                    "" if rival is None else f"{rival.total.median / ours.total.median:.3g}x ({wanted:g})"
-                    for rival, wanted in (
-                        (case.find(LOEWNER), target.loewner),
-                        (case.find(NEWTON_SCHULZ), target.newton_schulz),
-                    )
-                ]
-                over = f"{ratio(ours, floor)} ({target.floor:g})"
-                rows.append((f"{target.channels}, {target.locations}", _time(ours), over, *times))
-    headings = ("C, N", "powerpool, ms", "times forming M", f"faster than {LOEWNER}", f"faster than {NEWTON_SCHULZ}")
-    return make_table("Pools", headings, rows)
 
 
 def machine_line(environment: Environment) -> str:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from decimal import Decimal
 from functools import partial
 
 import torch
+from mpmath import mpf
 from torch import Tensor
 
 import powerpool as pp
@@ -130,7 +130,7 @@ class Battery:
         for given in (given for given in inputs if dtype in given.dtypes):
             problem = self._problem(kind, given, curve, dtype)
             findings.compare(f"{curve.label}, {given.name}", function, problem)
-            stacks.setdefault(f"{len(given.rows)} x {len(given.rows[0])}", []).append(problem)
+            stacks.setdefault(f"{given.rows.rows} x {given.rows.cols}", []).append(problem)
         for shape, problems in stacks.items():
             if len(problems) > 1:
                 findings.compare(f"{curve.label}, {len(problems)} stacked, {shape}", function, *problems)
@@ -154,7 +154,7 @@ class Battery:
         for solver, kind, given in (("eigen", "matrix", self.matrices[0]), ("gram", "features", self.features[0])):
             for curve in (curve for curve in cases.CURVES if curve.learnable):
                 fixed = self._problem(kind, given, curve, dtype)
-                found = oracle.parameter_slope(given.spectrum, given.upstream, curve.formula, Decimal(curve.theta))
+                found = oracle.parameter_slope(given.spectrum, given.upstream, curve.formula, mpf(curve.theta))
                 slope, size = (torch.tensor(float(number), dtype=torch.float64) for number in found)
                 right = replace(fixed.right, gradient=slope, gradient_size=size)
                 theta = torch.tensor(float(curve.theta), dtype=dtype, device=self.device)
@@ -295,8 +295,8 @@ def _value_and_slope(curve: CurveCase, points: Tensor) -> Tensor:
 
 def _right_points(curve: CurveCase, points: list[float]) -> Right:
     with oracle.exactly():
-        values = [curve.scalar.value(Decimal(p)) for p in points]
-        slopes = [curve.scalar.slope(Decimal(p)) for p in points[1:]]
+        values = [curve.scalar.value(mpf(p)) for p in points]
+        slopes = [curve.scalar.slope(mpf(p)) for p in points[1:]]
     right = torch.tensor([float(number) for number in (*values, *slopes)], dtype=torch.float64)
     return Right(right, right.abs())
 

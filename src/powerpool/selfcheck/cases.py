@@ -10,16 +10,18 @@ import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
-from decimal import Decimal
 from functools import cached_property, partial
 
 import torch
+from mpmath import mpf
 
 from powerpool import curves
+from powerpool.bench import reference
+from powerpool.bench.reference import Scalar
 from powerpool.curves import Curve
 from powerpool.curves.base import Parameter
 from powerpool.selfcheck import oracle
-from powerpool.selfcheck.oracle import Matrix, Scalar, Spectrum
+from powerpool.selfcheck.oracle import Matrix, Number, Spectrum
 
 WIDE = (torch.float64, torch.float32)
 HALF = (torch.bfloat16, torch.float16)
@@ -36,7 +38,7 @@ class CurveCase:
     """As in ``powerpool.curves.CURVES``."""
     theta: float
     make: Callable[[Parameter], Curve]
-    formula: Callable[[Decimal], Scalar]
+    formula: Callable[[Number], Scalar]
     points: tuple[float, float] = (1e-6, 0.9)
     """The range of magnitudes in which it is evaluated point by point."""
     learnable: bool = True
@@ -56,29 +58,29 @@ class CurveCase:
     def scalar(self) -> Scalar:
         """The formula of the oracle."""
         with oracle.exactly():
-            return self.formula(Decimal(self.theta))
+            return self.formula(mpf(self.theta))
 
 
 CURVES = (
-    CurveCase("gamma", 0.5, curves.Gamma, oracle.gamma, (1e-6, 1e3)),
-    CurveCase("gamma", 3, curves.Gamma, oracle.gamma, (1e-6, 1e3)),
-    CurveCase("maxexp", 20, curves.MaxExp, oracle.maxexp),
-    CurveCase("maxexp", 2.5, curves.MaxExp, oracle.maxexp),
-    CurveCase("signed_maxexp", 20, curves.SignedMaxExp, oracle.signed_maxexp),
-    CurveCase("asinhe", 10.0, curves.AsinhE, oracle.asinhe, (1e-6, 1e3)),
-    CurveCase("sigme", 50.0, curves.SigmE, oracle.sigme, (1e-6, 0.3)),
+    CurveCase("gamma", 0.5, curves.Gamma, reference.gamma, (1e-6, 1e3)),
+    CurveCase("gamma", 3, curves.Gamma, reference.gamma, (1e-6, 1e3)),
+    CurveCase("maxexp", 20, curves.MaxExp, reference.maxexp),
+    CurveCase("maxexp", 2.5, curves.MaxExp, reference.maxexp),
+    CurveCase("signed_maxexp", 20, curves.SignedMaxExp, reference.signed_maxexp),
+    CurveCase("asinhe", 10.0, curves.AsinhE, reference.asinhe, (1e-6, 1e3)),
+    CurveCase("sigme", 50.0, curves.SigmE, reference.sigme, (1e-6, 0.3)),
     CurveCase(
         "sigme",
         5.0,
         partial(curves.SigmE, trace_normalize=False),
-        partial(oracle.sigme, trace_normalize=False),
+        partial(reference.sigme, trace_normalize=False),
         (1e-6, 3.0),
     ),
     # e^(-t/p) loses about log10(t/p) digits: below 0.01 a point-by-point comparison is meaningless.
-    CurveCase("hdp", 0.125, curves.HDP, oracle.hdp, (0.01, 1.0)),
-    CurveCase("fahdp", 0.0625, curves.FAHDP, oracle.fahdp, learnable=False),
-    CurveCase("fahdp", 2.25, curves.FAHDP, oracle.fahdp, (1e-3, 1.0), learnable=False),
-    CurveCase("fahdp", 0.3125, partial(curves.FAHDP, rounding="identity"), partial(oracle.fahdp, rounded=False)),
+    CurveCase("hdp", 0.125, curves.HDP, reference.hdp, (0.01, 1.0)),
+    CurveCase("fahdp", 0.0625, curves.FAHDP, reference.fahdp, learnable=False),
+    CurveCase("fahdp", 2.25, curves.FAHDP, reference.fahdp, (1e-3, 1.0), learnable=False),
+    CurveCase("fahdp", 0.3125, partial(curves.FAHDP, rounding="identity"), partial(reference.fahdp, rounded=False)),
 )
 
 
@@ -107,7 +109,7 @@ class Given:
     @property
     def is_non_negative(self) -> bool:
         """Whether all entries are in the domain of every curve."""
-        return all(entry >= 0 for row in self.rows for entry in row)
+        return min(self.rows) >= 0
 
 
 def matrices(seed: int) -> list[Given]:
@@ -180,8 +182,7 @@ def _well_conditioned(draw: random.Random, channels: int, locations: int) -> Row
     while True:
         rows = _grid(draw, channels, locations)
         exact = oracle.exact(rows)
-        short = exact if channels <= locations else oracle.transpose(exact)
-        values = oracle.spectrum(oracle.moment(short)).eigenvalues
+        values = oracle.spectrum(oracle.moment(exact if channels <= locations else exact.T)).eigenvalues
         if min(values) > max(values) / 400:
             return rows
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -11,7 +10,7 @@ from typing import Any
 
 import torch
 
-from powerpool.console import emit, is_quiet, print_text
+from powerpool.console import emit, print_line, show_status
 from powerpool.errors import ArgumentError
 from powerpool.files import require_writable, write_json
 from powerpool.runs.environment import environment
@@ -54,9 +53,8 @@ def run(options: SelfcheckOptions) -> int:
     outcomes: list[Outcome] = []
     with torch.enable_grad():
         for check in Battery(options.seed, options.device).checks(options.quick):
-            _show_progress(f"{check.name} ...")
-            outcomes.append(run_check(check))
-            _show_progress("")
+            with show_status(check.name):
+                outcomes.append(run_check(check))
             print_line(outcomes[-1].line)
     seconds = time.perf_counter() - started
     about = {"device": options.device, "seed": options.seed, "quick": options.quick, "seconds": round(seconds, 1)}
@@ -107,16 +105,3 @@ def _summary(outcomes: Sequence[Outcome], seconds: float) -> str:
     if not bad:
         text = f"All {ran} checks passed in {seconds:.0f} s."
     return text + (f" {skipped} skipped." if skipped else "")
-
-
-def print_line(text: str) -> None:
-    """Print without rich, which a minimal installation does not have, and flush, so that a pipe shows progress."""
-    print_text(text + "\n")
-    sys.stdout.flush()
-
-
-def _show_progress(text: str) -> None:
-    """Replace the current line of a terminal."""
-    if sys.stderr.isatty() and sys.stdout.isatty() and not is_quiet():
-        sys.stderr.write(f"\r\x1b[K{text}")
-        sys.stderr.flush()

@@ -5,32 +5,51 @@ A number gives a number, an array an array, and a tensor a float64 tensor throug
 
 from __future__ import annotations
 
+import functools
+import inspect
 import math
 import numbers
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias, TypeVar, cast
 
 import torch
 from torch import Tensor
 
 from powerpool.errors import ArgumentError
 
+Number: TypeAlias = Any
+"""A number, a NumPy array or a tensor."""
+F = TypeVar("F", bound=Callable[..., Any])
 
-def evaluate(formula: Callable[..., Any], **arguments: Any) -> Any:
-    """Apply ``formula`` to the arguments as float64 tensors; convert its result, one tensor or a tuple, back.
+
+def of_numbers(formula: F) -> F:
+    """Let a formula of float64 tensors take arguments of any kind, and return the same kind.
+
+    Parameters annotated as :data:`Number` are converted; the result may be a tensor or a named tuple of tensors.
 
     Example:
-        >>> evaluate(lambda x, y: x + y, x=1, y=0.5)
+        >>> @of_numbers
+        ... def add(x: Number, y: Number) -> Number:
+        ...     return x + y
+        >>> add(1, 0.5)
         1.5
-        >>> evaluate(lambda x: 2 * x, x=torch.tensor([1.0, 2.0]))
-        tensor([2., 4.], dtype=torch.float64)
+        >>> add(torch.tensor([1.0, 2.0]), 1)
+        tensor([2., 3.], dtype=torch.float64)
     """
-    result = formula(*(_tensor(value, name) for name, value in arguments.items()))
-    given = arguments.values()
-    if any(isinstance(value, Tensor) for value in given):
-        return result
-    back = _to_array if any(_is_array(value) for value in given) else Tensor.item
-    return tuple(back(part) for part in result) if isinstance(result, tuple) else back(result)
+    signature = inspect.signature(formula)
+    converted = [name for name, one in signature.parameters.items() if one.annotation in (Number, "Number")]
+
+    @functools.wraps(formula)
+    def evaluate(*args: Any, **kwargs: Any) -> Any:
+        arguments = signature.bind(*args, **kwargs).arguments
+        given = [arguments[name] for name in converted]
+        result = formula(**arguments | {name: _tensor(arguments[name], name) for name in converted})
+        if any(isinstance(value, Tensor) for value in given):
+            return result
+        back = _to_array if any(_is_array(value) for value in given) else Tensor.item
+        return type(result)(*map(back, result)) if isinstance(result, tuple) else back(result)
+
+    return cast("F", evaluate)
 
 
 def require(x: Tensor, name: str, need: str, inside: Tensor) -> Tensor:

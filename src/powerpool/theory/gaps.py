@@ -8,47 +8,48 @@ from __future__ import annotations
 
 import importlib
 import math
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from powerpool.errors import require_choice
-from powerpool.theory._numbers import evaluate, require_at_least
+from powerpool.theory._numbers import Number, of_numbers, require_at_least
 from powerpool.theory.links import LOG_RATIO, eta_bar_of_t, eta_tilde_of_t, t_of_eta
 
-T = TypeVar("T")
 Touch = Literal["eta_bar", "eta_tilde"]
 TOUCHES = ("eta_bar", "eta_tilde")
 
 
 class Line(NamedTuple):
-    """The line a y + b; numbers, arrays or tensors, as t is."""
+    """The line a y + b."""
 
-    a: Any
-    b: Any
+    a: Number
+    b: Number
 
 
 class TouchingPoints(NamedTuple):
     """Where the line of :func:`fahdp_line` meets FAHDP (y0, y1) and HDP (y2, y3), in y = t/lambda."""
 
-    y0: Any
-    y1: Any
-    y2: Any
-    y3: Any
+    y0: Number
+    y1: Number
+    y2: Number
+    y3: Number
 
 
-def auxiliary_line(y: T) -> T:
+@of_numbers
+def auxiliary_line(y: Number) -> Number:
     r"""The line between HDP and MaxExp, :math:`(\frac1e - 1)y + 1 \ge e^{-y}` for y in [0, 1] (App. F).
 
     Example:
         >>> auxiliary_line(0.0), round(auxiliary_line(1.0), 6)
         (1.0, 0.367879)
     """
-    return evaluate(lambda x: 1 + (1 / math.e - 1) * x, y=y)
+    return 1 + (1 / math.e - 1) * y
 
 
-def y_of_eta(eta: T) -> T:
+@of_numbers
+def y_of_eta(eta: Number) -> Number:
     r"""Where MaxExp touches the line above HDP, at :math:`\lambda = 1/(\eta+1)` (Eq. yalpha).
 
     .. math:: y(\eta) = \frac{e}{e-1} \Bigl(\frac{\eta}{\eta+1}\Bigr)^\eta, \qquad \eta > 0
@@ -59,10 +60,11 @@ def y_of_eta(eta: T) -> T:
         >>> round(y_of_eta(1.0), 4), round(y_of_eta(1e6), 4)
         (0.791, 0.582)
     """
-    return evaluate(lambda x: t_of_eta(x) * (x + 1), eta=eta)
+    return t_of_eta(eta) * (eta + 1)
 
 
-def alpha_of_eta(eta: T) -> T:
+@of_numbers
+def alpha_of_eta(eta: Number) -> Number:
     r"""The product of time and exponent, :math:`\alpha = t\eta` (Eq. yalpha).
 
     .. math:: \alpha(\eta) = \frac{e}{e-1} \Bigl(\frac{\eta}{\eta+1}\Bigr)^{\eta+1}, \qquad \eta > 0
@@ -71,10 +73,11 @@ def alpha_of_eta(eta: T) -> T:
         >>> round(alpha_of_eta(1.0), 4), round(alpha_of_eta(1e6), 4)
         (0.3955, 0.582)
     """
-    return evaluate(lambda x: t_of_eta(x) * x, eta=eta)
+    return t_of_eta(eta) * eta
 
 
-def eps1(eta: T) -> T:
+@of_numbers
+def eps1(eta: Number) -> Number:
     r"""The gap of MaxExp to HDP at :math:`\lambda = t(\eta)`, where the line touches HDP (Eq. bounds1).
 
     .. math:: \epsilon_1 = \frac{e-1}{e} - (1 - t(\eta))^\eta, \qquad \eta \ge 1
@@ -83,15 +86,12 @@ def eps1(eta: T) -> T:
         >>> round(eps1(2.0), 6), round(eps1(1e6), 6)
         (0.045927, 0.073328)
     """
-
-    def formula(eta: Tensor) -> Tensor:
-        require_at_least(eta, "eta", 1)
-        return (1 - 1 / math.e) - torch.exp(eta * torch.log1p(-t_of_eta(eta)))
-
-    return evaluate(formula, eta=eta)
+    require_at_least(eta, "eta", 1)
+    return (1 - 1 / math.e) - torch.exp(eta * torch.log1p(-t_of_eta(eta)))
 
 
-def eps2(eta: T) -> T:
+@of_numbers
+def eps2(eta: Number) -> Number:
     r"""The gap of MaxExp to HDP at :math:`\lambda = 1/(\eta+1)`, where it touches the line (Eq. bounds1).
 
     .. math:: \epsilon_2 = 1 - \Bigl(\frac{\eta}{\eta+1}\Bigr)^\eta
@@ -101,15 +101,12 @@ def eps2(eta: T) -> T:
         >>> round(eps2(2.0), 6), round(eps2(1e6), 6)
         (0.060508, 0.073328)
     """
-
-    def formula(eta: Tensor) -> Tensor:
-        power = -require_at_least(eta, "eta", 1) * torch.log1p(1 / eta)
-        return -torch.expm1(power) - torch.exp(-torch.exp(LOG_RATIO + power))
-
-    return evaluate(formula, eta=eta)
+    power = -require_at_least(eta, "eta", 1) * torch.log1p(1 / eta)
+    return -torch.expm1(power) - torch.exp(-torch.exp(LOG_RATIO + power))
 
 
-def fahdp_line(t: T, touch: Touch = "eta_bar") -> Line:
+@of_numbers
+def fahdp_line(t: Number, touch: Touch = "eta_bar") -> Line:
     r"""The line between HDP and FAHDP for 0 < t < 1 (Eq. max_exp_final_set2).
 
     .. math:: a = \frac{e^{-t}}{t} \frac{r}{1-\bar\eta}, \qquad b = e^{-t} \Bigl(1 - \frac{r}{1-\bar\eta}\Bigr), \qquad
@@ -123,10 +120,13 @@ def fahdp_line(t: T, touch: Touch = "eta_bar") -> Line:
         >>> [round(part, 5) for part in fahdp_line(0.1)]
         [-0.60886, 0.96572]
     """
-    return Line(*evaluate(lambda x: _line(x, touch), t=t))
+    eta = _touching_eta(t, touch)
+    drop = torch.exp(eta_tilde_of_t(t) * torch.log1p(-1 / eta)) / (eta - 1)
+    return Line(-torch.exp(-t) * drop / t, torch.exp(-t) * (1 + drop))
 
 
-def touching_points(t: T, touch: Touch = "eta_bar") -> TouchingPoints:
+@of_numbers
+def touching_points(t: Number, touch: Touch = "eta_bar") -> TouchingPoints:
     r"""Where the line of :func:`fahdp_line` meets FAHDP and HDP (Eq. max_exp_lambert2), 0 < t < 1.
 
     .. math:: y_0 = t, \qquad y_1 = t\bar\eta, \qquad
@@ -140,10 +140,14 @@ def touching_points(t: T, touch: Touch = "eta_bar") -> TouchingPoints:
         >>> [round(y, 4) for y in touching_points(0.1)]
         [0.1, 0.596, 0.1, 0.9526]
     """
-    return TouchingPoints(*evaluate(lambda x: _points(x, touch), t=t))
+    a, b = fahdp_line(t, touch)
+    argument, shift = torch.exp(b / a) / a, b / a
+    y2, y3 = (_lambert(argument, branch) - shift for branch in (-1, 0))
+    return TouchingPoints(t, t * _touching_eta(t, touch), y2, y3)
 
 
-def eps3(t: T, touch: Touch = "eta_bar") -> T:
+@of_numbers
+def eps3(t: Number, touch: Touch = "eta_bar") -> Number:
     r"""The gap of FAHDP to HDP at y1, where the line meets FAHDP (Eq. bounds_new), 0 < t < 1.
 
     .. math:: \epsilon_3 = e^{-t} - e^{-t} \Bigl(\frac{\bar\eta-1}{\bar\eta}\Bigr)^{\tilde\eta} - e^{-t\bar\eta}
@@ -152,10 +156,11 @@ def eps3(t: T, touch: Touch = "eta_bar") -> T:
         >>> round(eps3(0.1), 6)
         0.051836
     """
-    return evaluate(lambda x: _gap(x, x * _touching_eta(x, touch)), t=t)
+    return _gap(t, t * _touching_eta(t, touch))
 
 
-def eps4(t: T, touch: Touch = "eta_bar") -> T:
+@of_numbers
+def eps4(t: Number, touch: Touch = "eta_bar") -> Number:
     r"""The gap of FAHDP to HDP at y3, where the line meets HDP (Eq. bounds_new), 0 < t < 1. Needs SciPy.
 
     .. math:: \epsilon_4 = e^{-t} - e^{-t} \Bigl(\frac{y_3-t}{y_3}\Bigr)^{\tilde\eta} - e^{-y_3} \ge \epsilon_3
@@ -164,25 +169,13 @@ def eps4(t: T, touch: Touch = "eta_bar") -> T:
         >>> round(eps4(0.1), 6)
         0.05266
     """
-    return evaluate(lambda x: _gap(x, _points(x, touch)[3]), t=t)
+    return _gap(t, touching_points(t, touch).y3)
 
 
 def _touching_eta(t: Tensor, touch: str) -> Tensor:
     require_choice(touch, TOUCHES, "touch")
     eta_bar = eta_bar_of_t(t)  # also refuses times outside (0, 1)
     return eta_bar if touch == "eta_bar" else eta_tilde_of_t(t)
-
-
-def _line(t: Tensor, touch: str) -> tuple[Tensor, Tensor]:
-    eta = _touching_eta(t, touch)
-    drop = torch.exp(eta_tilde_of_t(t) * torch.log1p(-1 / eta)) / (eta - 1)
-    return -torch.exp(-t) * drop / t, torch.exp(-t) * (1 + drop)
-
-
-def _points(t: Tensor, touch: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    a, b = _line(t, touch)
-    argument, shift = torch.exp(b / a) / a, b / a
-    return t, t * _touching_eta(t, touch), _lambert(argument, -1) - shift, _lambert(argument, 0) - shift
 
 
 def _gap(t: Tensor, y: Tensor) -> Tensor:

@@ -22,14 +22,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from powerpool.theory._numbers import evaluate, require, require_at_least, require_positive, require_unit
-
-T = TypeVar("T")
+from powerpool.theory._numbers import Number, of_numbers, require, require_at_least, require_positive, require_unit
 
 LOG_RATIO = 1 - math.log(math.e - 1)
 """log(e/(e-1)), the logarithm of the factor that comes from the line above HDP."""
@@ -43,7 +40,8 @@ _FIFTH = math.log(math.sqrt(26 * math.sqrt(105) + 270) / 2 + math.sqrt(105) / 2 
 _STEPS = 80  # of a bisection of [0, 1]: more than the bits of a float64
 
 
-def t_of_eta(eta: T) -> T:
+@of_numbers
+def t_of_eta(eta: Number) -> Number:
     r"""The time at which HDP stays below MaxExp (Eq. eta_par, Theorem param_bounds).
 
     .. math:: t(\eta) = \frac{e}{e-1} \frac{\eta^\eta}{(\eta+1)^{\eta+1}}, \qquad
@@ -55,15 +53,12 @@ def t_of_eta(eta: T) -> T:
         >>> round(t_of_eta(50.0), 6), round(t_of_eta(1e6), 12)
         (0.011524, 5.81976e-07)
     """
-
-    def formula(eta: Tensor) -> Tensor:
-        require_positive(eta, "eta")
-        return torch.exp(LOG_RATIO - eta * torch.log1p(1 / eta) - torch.log1p(eta))
-
-    return evaluate(formula, eta=eta)
+    require_positive(eta, "eta")
+    return torch.exp(LOG_RATIO - eta * torch.log1p(1 / eta) - torch.log1p(eta))
 
 
-def eta_of_t(t: T) -> T:
+@of_numbers
+def eta_of_t(t: Number) -> Number:
     r"""The exponent with which MaxExp stays above HDP (Eq. t_par), by Stirling's formula.
 
     .. math:: \eta(t) \approx \tfrac12 \sqrt{1 + \frac{4}{t^2 (e-1)^2}} - \tfrac12
@@ -75,17 +70,14 @@ def eta_of_t(t: T) -> T:
         >>> round(eta_of_t(0.01), 4), round(eta_of_t(1e3), 12)
         (57.6998, 3.38697e-07)
     """
-
-    def formula(t: Tensor) -> Tensor:
-        require_positive(t, "t")
-        # (sqrt(1 + x^2) - 1)/2 without cancellation at late times, where x is small.
-        x = 2 / (t * (math.e - 1))
-        return x / 2 * (x / (torch.hypot(x, torch.ones_like(x)) + 1))
-
-    return evaluate(formula, t=t)
+    require_positive(t, "t")
+    # (sqrt(1 + x^2) - 1)/2 without cancellation at late times, where x is small.
+    x = 2 / (t * (math.e - 1))
+    return x / 2 * (x / (torch.hypot(x, torch.ones_like(x)) + 1))
 
 
-def eta_slope(t: T) -> T:
+@of_numbers
+def eta_slope(t: Number) -> Number:
     r"""The derivative of :func:`eta_of_t`, used by the heat equation of MaxExp (Eq. heat_maxexp).
 
     .. math:: \frac{d\eta}{dt} = \frac{-2}{t^2 (e-1) \sqrt{t^2 (e-1)^2 + 4}}
@@ -94,15 +86,12 @@ def eta_slope(t: T) -> T:
         >>> round(eta_slope(0.1), 4)
         -57.9841
     """
-
-    def formula(t: Tensor) -> Tensor:
-        scaled = require_positive(t, "t") * (math.e - 1)
-        return -2 / (t * scaled * torch.hypot(scaled, torch.full_like(scaled, 2.0)))
-
-    return evaluate(formula, t=t)
+    scaled = require_positive(t, "t") * (math.e - 1)
+    return -2 / (t * scaled * torch.hypot(scaled, torch.full_like(scaled, 2.0)))
 
 
-def gamma_of_t(t: T) -> T:
+@of_numbers
+def gamma_of_t(t: Number) -> Number:
     r"""The exponent with which Gamma touches HDP from above, at :math:`\lambda = 1/e` (Theorem gamma_bounds).
 
     .. math:: \gamma(t) = e t, \qquad \lambda^{\gamma(t)} \ge e^{-t/\lambda} \text{ for } \lambda \ge 0
@@ -111,20 +100,22 @@ def gamma_of_t(t: T) -> T:
         >>> round(gamma_of_t(0.1), 6)
         0.271828
     """
-    return evaluate(lambda t: math.e * require_positive(t, "t"), t=t)
+    return math.e * require_positive(t, "t")
 
 
-def t_of_gamma(gamma: T) -> T:
+@of_numbers
+def t_of_gamma(gamma: Number) -> Number:
     r"""The time at which HDP touches Gamma from below: :math:`t(\gamma) = \gamma/e` (Theorem gamma_bounds).
 
     Example:
         >>> round(t_of_gamma(0.5), 6)
         0.18394
     """
-    return evaluate(lambda gamma: require_positive(gamma, "gamma") / math.e, gamma=gamma)
+    return require_positive(gamma, "gamma") / math.e
 
 
-def combined_bound(p: T, t: T) -> T:
+@of_numbers
+def combined_bound(p: Number, t: Number) -> Number:
     r"""The tighter of the two bounds of HDP, :math:`\min(1-(1-p)^{\eta(t)},\ p^{\gamma(t)}) \ge e^{-t/p}`, p in [0, 1].
 
     Below Theorem gamma_bounds in the paper. The exponent of MaxExp is :func:`eta_of_t`, below 1 for late times.
@@ -133,15 +124,12 @@ def combined_bound(p: T, t: T) -> T:
         >>> round(combined_bound(0.5, 0.1), 4), round(combined_bound(0.01, 0.1), 4)
         (0.8283, 0.0523)
     """
-
-    def formula(p: Tensor, t: Tensor) -> Tensor:
-        maxexp = -torch.expm1(eta_of_t(t) * torch.log1p(-require_unit(p, "p")))
-        return torch.minimum(maxexp, torch.pow(p, math.e * t))
-
-    return evaluate(formula, p=p, t=t)
+    maxexp = -torch.expm1(eta_of_t(t) * torch.log1p(-require_unit(p, "p")))
+    return torch.minimum(maxexp, torch.pow(p, math.e * t))
 
 
-def t_of_eta_bar(eta_bar: T) -> T:
+@of_numbers
+def t_of_eta_bar(eta_bar: Number) -> Number:
     r"""The time at which a scaled MaxExp touches the line above HDP (Eq. yalpha_scaled).
 
     .. math:: t(\bar\eta) = \frac{e}{e-1} \frac{r}{r + \bar\eta - 1}, \qquad
@@ -153,22 +141,19 @@ def t_of_eta_bar(eta_bar: T) -> T:
         >>> round(t_of_eta_bar(1.0), 6), round(t_of_eta_bar(50.0), 6)
         (0.790988, 0.011671)
     """
-
-    def formula(x: Tensor) -> Tensor:
-        require_at_least(x, "eta_bar", 1)
-        # log((x-1)/r) in two forms, each where it loses no digits. xlogy is 0 at x = 1.
-        near, far = x.clamp(max=2.0), x.clamp(min=2.0)
-        odds = torch.where(
-            x < 2,
-            torch.xlogy(1 - near, near - 1) + near * torch.log(near),
-            torch.log(far - 1) - far * torch.log1p(-1 / far),
-        )
-        return math.exp(LOG_RATIO) * torch.sigmoid(-odds)
-
-    return evaluate(formula, eta_bar=eta_bar)
+    require_at_least(eta_bar, "eta_bar", 1)
+    # log((eta_bar - 1)/r) in two forms, each where it loses no digits. xlogy is 0 at eta_bar = 1.
+    near, far = eta_bar.clamp(max=2.0), eta_bar.clamp(min=2.0)
+    odds = torch.where(
+        eta_bar < 2,
+        torch.xlogy(1 - near, near - 1) + near * torch.log(near),
+        torch.log(far - 1) - far * torch.log1p(-1 / far),
+    )
+    return math.exp(LOG_RATIO) * torch.sigmoid(-odds)
 
 
-def t_tilde_of_eta_bar(eta_bar: T) -> T:
+@of_numbers
+def t_tilde_of_eta_bar(eta_bar: Number) -> Number:
     r""":func:`t_of_eta_bar` by Stirling's formula, which can be inverted (Eq. t_hat_approx).
 
     .. math:: \tilde t(\bar\eta) = \frac{e}{e-1} \frac{1}{1 + e\sqrt{\bar\eta(\bar\eta-1)}}, \qquad \bar\eta \ge 1
@@ -177,15 +162,12 @@ def t_tilde_of_eta_bar(eta_bar: T) -> T:
         >>> round(t_tilde_of_eta_bar(5.0), 5), round(t_of_eta_bar(5.0), 5)
         (0.12024, 0.11978)
     """
-
-    def formula(x: Tensor) -> Tensor:
-        require_at_least(x, "eta_bar", 1)
-        return math.exp(LOG_RATIO) / (1 + math.e * torch.sqrt(x) * torch.sqrt(x - 1))
-
-    return evaluate(formula, eta_bar=eta_bar)
+    require_at_least(eta_bar, "eta_bar", 1)
+    return math.exp(LOG_RATIO) / (1 + math.e * torch.sqrt(eta_bar) * torch.sqrt(eta_bar - 1))
 
 
-def eta_tilde_of_t(t: T) -> T:
+@of_numbers
+def eta_tilde_of_t(t: Number) -> Number:
     r"""The exponent of FAHDP for t < 1: the inverse of :func:`t_tilde_of_eta_bar` (Eq. eta_hat_approx).
 
     .. math:: \tilde\eta(t) = \tfrac12 + \sqrt{\tfrac14 + \Bigl(\frac{1}{t(e-1)} - \frac1e\Bigr)^2}
@@ -196,15 +178,12 @@ def eta_tilde_of_t(t: T) -> T:
         >>> round(eta_tilde_of_t(0.01), 4)
         58.332
     """
-
-    def formula(t: Tensor) -> Tensor:
-        inner = 1 / (require_positive(t, "t") * (math.e - 1)) - 1 / math.e
-        return 0.5 + torch.hypot(inner, torch.full_like(inner, 0.5))
-
-    return evaluate(formula, t=t)
+    inner = 1 / (require_positive(t, "t") * (math.e - 1)) - 1 / math.e
+    return 0.5 + torch.hypot(inner, torch.full_like(inner, 0.5))
 
 
-def eta_bar_of_t(t: T) -> T:
+@of_numbers
+def eta_bar_of_t(t: Number) -> Number:
     r"""The inverse of :func:`t_of_eta_bar`, with one correction of the error of Stirling's formula (App. P), 0 < t < 1.
 
     .. math:: \bar\eta(t) = \tilde\eta\bigl(2t - t(\tilde\eta(t))\bigr)
@@ -215,15 +194,12 @@ def eta_bar_of_t(t: T) -> T:
         >>> round(eta_bar_of_t(0.1), 4), round(t_of_eta_bar(eta_bar_of_t(0.1)), 4)
         (5.9597, 0.1)
     """
-
-    def formula(t: Tensor) -> Tensor:
-        require(t, "t", "in (0, 1)", (t > 0) & (t < 1))
-        return eta_tilde_of_t(2 * t - t_of_eta_bar(eta_tilde_of_t(t)))
-
-    return evaluate(formula, t=t)
+    require(t, "t", "in (0, 1)", (t > 0) & (t < 1))
+    return eta_tilde_of_t(2 * t - t_of_eta_bar(eta_tilde_of_t(t)))
 
 
-def eta_prime_of_eta(eta: T) -> T:
+@of_numbers
+def eta_prime_of_eta(eta: Number) -> Number:
     r"""The SigmE that meets MaxExp where SigmE bends most, with value :math:`1/\sqrt3` (Remark maxexp_sigmoid).
 
     .. math:: \eta'(\eta) = \frac{\log(\sqrt3+2)}{1-\bigl((4-2\sqrt3)/3\bigr)^{1/(2\eta)}}, \qquad \eta > 0
@@ -232,10 +208,11 @@ def eta_prime_of_eta(eta: T) -> T:
         >>> round(eta_prime_of_eta(50.0), 4), round(eta_of_eta_prime(eta_prime_of_eta(50.0)), 4)
         (77.12, 50.0)
     """
-    return evaluate(lambda eta: -ALIGNMENT / torch.expm1(LOG_COMPLEMENT / require_positive(eta, "eta")), eta=eta)
+    return -ALIGNMENT / torch.expm1(LOG_COMPLEMENT / require_positive(eta, "eta"))
 
 
-def eta_of_eta_prime(eta_prime: T) -> T:
+@of_numbers
+def eta_of_eta_prime(eta_prime: Number) -> Number:
     r"""The MaxExp that meets SigmE where SigmE bends most: the inverse of :func:`eta_prime_of_eta`.
 
     .. math:: \eta(\eta') = \frac{\log((4-2\sqrt3)/3)}{2\log(1-\log(\sqrt3+2)/\eta')}, \qquad
@@ -247,18 +224,15 @@ def eta_of_eta_prime(eta_prime: T) -> T:
         >>> round(eta_of_eta_prime(50.0), 4)
         32.2645
     """
-
-    def formula(x: Tensor) -> Tensor:
-        require(x, "eta_prime", f"> log(sqrt(3) + 2) = {ALIGNMENT:.6f}", x > ALIGNMENT)
-        return LOG_COMPLEMENT / torch.log1p(-ALIGNMENT / x)
-
-    return evaluate(formula, eta_prime=eta_prime)
+    require(eta_prime, "eta_prime", f"> log(sqrt(3) + 2) = {ALIGNMENT:.6f}", eta_prime > ALIGNMENT)
+    return LOG_COMPLEMENT / torch.log1p(-ALIGNMENT / eta_prime)
 
 
 # ---- SigmE and MaxExp: where they meet, and their distance (Remark maxexp_sigmoid, App. K) ---------------------------
 
 
-def alignment_point(eta_prime: T) -> T:
+@of_numbers
+def alignment_point(eta_prime: Number) -> Number:
     r"""Where SigmE bends most: :math:`p'' = \log(\sqrt3+2)/\eta'`, a zero of its third derivative (App. K).
 
     SigmE is :math:`1/\sqrt3` there, and so is MaxExp with :func:`eta_of_eta_prime`. It lies in [0, 1]
@@ -268,10 +242,11 @@ def alignment_point(eta_prime: T) -> T:
         >>> round(alignment_point(50.0), 6)
         0.026339
     """
-    return evaluate(lambda x: ALIGNMENT / require_positive(x, "eta_prime"), eta_prime=eta_prime)
+    return ALIGNMENT / require_positive(eta_prime, "eta_prime")
 
 
-def error_point(eta_prime: T) -> T:
+@of_numbers
+def error_point(eta_prime: Number) -> Number:
     r"""Where App. K measures the difference of SigmE and MaxExp: the outer zero of SigmE's fifth derivative.
 
     .. math:: p''' = \log\Bigl(\tfrac12\sqrt{26\sqrt{105}+270} + \tfrac12\sqrt{105} + \tfrac{13}2\Bigr)/\eta'
@@ -283,10 +258,11 @@ def error_point(eta_prime: T) -> T:
         >>> round(error_point(50.0), 6)
         0.062886
     """
-    return evaluate(lambda x: _FIFTH / require_positive(x, "eta_prime"), eta_prime=eta_prime)
+    return _FIFTH / require_positive(eta_prime, "eta_prime")
 
 
-def sigme_maxexp_distance(eta_prime: T, eta: T) -> T:
+@of_numbers
+def sigme_maxexp_distance(eta_prime: Number, eta: Number) -> Number:
     r"""The distance between SigmE and MaxExp on [0, 1] (Remark maxexp_sigmoid).
 
     .. math:: \int_0^1 \Bigl|\frac{2}{1+e^{-\eta' p}} - 1 - \bigl(1-(1-p)^\eta\bigr)\Bigr| dp
@@ -303,17 +279,13 @@ def sigme_maxexp_distance(eta_prime: T, eta: T) -> T:
         >>> round(sigme_maxexp_distance(eta_prime_of_eta(1e6), 1e6), 9)
         1.31e-07
     """
-    return evaluate(_distance, eta_prime=eta_prime, eta=eta)
-
-
-def _distance(eta_prime: Tensor, eta: Tensor) -> Tensor:
     require_positive(eta_prime, "eta_prime")
     require_positive(eta, "eta")
     eta_prime, eta = torch.broadcast_tensors(eta_prime, eta)
     zero, one = torch.zeros_like(eta), torch.ones_like(eta)
     first, second = _crossings(eta_prime.detach(), eta.detach())
     values = [_antiderivative(x, eta_prime, eta) for x in (zero, first, second, one)]
-    return sum((values[i + 1] - values[i]).abs() for i in range(3))  # type: ignore[return-value]
+    return sum((values[i + 1] - values[i]).abs() for i in range(3))
 
 
 def _antiderivative(x: Tensor, eta_prime: Tensor, eta: Tensor) -> Tensor:

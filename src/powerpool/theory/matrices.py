@@ -8,7 +8,6 @@ of the spatial coordinates (App. L).
 from __future__ import annotations
 
 import math
-from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -19,7 +18,7 @@ from powerpool.curves import Curve
 from powerpool.errors import ArgumentError, ShapeError
 from powerpool.linalg.products import symmetrize, twice_symmetric
 from powerpool.moments.dense import autocorrelation
-from powerpool.theory._numbers import evaluate, require_positive, require_whole
+from powerpool.theory._numbers import Number, of_numbers, require_positive, require_whole
 
 
 def maxexp_gradient(
@@ -131,8 +130,6 @@ def push_forward(points: Tensor, density: Tensor, curve: Curve | str) -> tuple[T
 # ---- kernels ---------------------------------------------------------------------------------------------------------
 
 
-T = TypeVar("T")
-
 LOW, HIGH = -0.2, 1.2
 """Positions of the first and the last pivot."""
 
@@ -164,7 +161,8 @@ def moment_kernel(a: Tensor, b: Tensor) -> Tensor:  # shape: (*, C, N), (*, C, N
     return (autocorrelation(a) * autocorrelation(b)).sum((-2, -1))
 
 
-def rbf_kernel(x: T, y: T, sigma: T) -> T:
+@of_numbers
+def rbf_kernel(x: Number, y: Number, sigma: Number) -> Number:
     r"""The Gaussian kernel :math:`G_\sigma(x-y) = e^{-(x-y)^2/(2\sigma^2)}`, which is an integral (Eq. gauss_integral).
 
     .. math:: G_\sigma(x-y) = \sqrt{\frac{2}{\pi\sigma^2}} \int_{-\infty}^{\infty}
@@ -174,15 +172,12 @@ def rbf_kernel(x: T, y: T, sigma: T) -> T:
         >>> round(rbf_kernel(0.0, 0.5, 0.5), 4)
         0.6065
     """
-
-    def formula(x: Tensor, y: Tensor, sigma: Tensor) -> Tensor:
-        require_positive(sigma, "sigma")
-        return torch.exp(-((x - y) / sigma).square() / 2)
-
-    return evaluate(formula, x=x, y=y, sigma=sigma)
+    require_positive(sigma, "sigma")
+    return torch.exp(-((x - y) / sigma).square() / 2)
 
 
-def rbf_riemann_sum(x: T, y: T, sigma: T, pivots: int) -> T:
+@of_numbers
+def rbf_riemann_sum(x: Number, y: Number, sigma: Number, pivots: int) -> Number:
     r"""The integral of :func:`rbf_kernel` as a sum over Z pivots between -0.2 and 1.2 (Eq. gauss_sumint).
 
     .. math:: c \sum_{i=1}^{Z} \varphi_i(x) \varphi_i(y), \qquad \varphi_i(x) = G_{\sigma/\sqrt2}(x-\zeta_i), \qquad
@@ -195,16 +190,13 @@ def rbf_riemann_sum(x: T, y: T, sigma: T, pivots: int) -> T:
         (0.8007, 0.8007)
     """
     step, places = _pivots(pivots)
-
-    def formula(x: Tensor, y: Tensor, sigma: Tensor) -> Tensor:
-        require_positive(sigma, "sigma")
-        codes = [torch.exp(-((z[..., None] - places.to(z.device)) / sigma[..., None]).square()) for z in (x, y)]
-        return math.sqrt(2 / math.pi) * step / sigma * (codes[0] * codes[1]).sum(-1)
-
-    return evaluate(formula, x=x, y=y, sigma=sigma)
+    require_positive(sigma, "sigma")
+    codes = [torch.exp(-((z[..., None] - places.to(z.device)) / sigma[..., None]).square()) for z in (x, y)]
+    return math.sqrt(2 / math.pi) * step / sigma * (codes[0] * codes[1]).sum(-1)
 
 
-def rbf_riemann_bound(x: T, y: T, sigma: T, pivots: int) -> T:
+@of_numbers
+def rbf_riemann_bound(x: Number, y: Number, sigma: Number, pivots: int) -> Number:
     r"""A bound of the error of :func:`rbf_riemann_sum` for x, y in [0, 1]; it is not in the paper.
 
     .. math:: G_\sigma(x-y) \Bigl(2 \sum_{k \ge 1} e^{-\pi^2\sigma^2 k^2/(2\Delta^2)}
@@ -222,20 +214,16 @@ def rbf_riemann_bound(x: T, y: T, sigma: T, pivots: int) -> T:
         0.0427
     """
     step, _ = _pivots(pivots)
-
-    def formula(x: Tensor, y: Tensor, sigma: Tensor) -> Tensor:
-        require_positive(sigma, "sigma")
-        for name, place in (("x", x), ("y", y)):
-            if not bool(((place >= 0) & (place <= 1)).all()):
-                raise ArgumentError(f"{name} must be in [0, 1], where coordinates are (got {place.tolist()}).")
-        decay = torch.exp(-(math.pi * sigma / step).square() / 2)
-        # The smaller of a geometric series and an integral, which is tighter for a narrow kernel.
-        gaps = 2 * torch.minimum(decay / (1 - decay), step / (math.sqrt(2 * math.pi) * sigma))
-        middle = (x + y) / 2
-        outside = sum(torch.erfc(math.sqrt(2) * away / sigma) for away in (middle - LOW, HIGH - middle))
-        return torch.exp(-((x - y) / sigma).square() / 2) * (gaps + outside / 2)
-
-    return evaluate(formula, x=x, y=y, sigma=sigma)
+    require_positive(sigma, "sigma")
+    for name, place in (("x", x), ("y", y)):
+        if not bool(((place >= 0) & (place <= 1)).all()):
+            raise ArgumentError(f"{name} must be in [0, 1], where coordinates are (got {place.tolist()}).")
+    decay = torch.exp(-(math.pi * sigma / step).square() / 2)
+    # The smaller of a geometric series and an integral, which is tighter for a narrow kernel.
+    gaps = 2 * torch.minimum(decay / (1 - decay), step / (math.sqrt(2 * math.pi) * sigma))
+    middle = (x + y) / 2
+    outside = sum(torch.erfc(math.sqrt(2) * away / sigma) for away in (middle - LOW, HIGH - middle))
+    return torch.exp(-((x - y) / sigma).square() / 2) * (gaps + outside / 2)
 
 
 def _pivots(count: int) -> tuple[float, Tensor]:

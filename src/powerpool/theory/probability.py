@@ -6,21 +6,20 @@ Multinomial sums are computed term by term, as in the proofs: slow, but independ
 from __future__ import annotations
 
 import math
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from powerpool.theory._numbers import (
-    evaluate,
+    Number,
+    of_numbers,
     require,
     require_at_least,
     require_positive,
     require_unit,
     require_whole,
 )
-
-T = TypeVar("T")
 
 LARGEST_SUM = 200
 """Most trials of a multinomial sum: the number of terms grows with the cube, to 1.4 million for 200 trials."""
@@ -30,11 +29,12 @@ _TOO_MANY = " The closed form has no such limit."
 class Posterior(NamedTuple):
     """Probabilities that a value is an anti-occurrence (``minus``) or an occurrence (``plus``)."""
 
-    minus: object
-    plus: object
+    minus: Number
+    plus: Number
 
 
-def at_least_one(p: T, trials: T) -> T:
+@of_numbers
+def at_least_one(p: Number, trials: Number) -> Number:
     r"""Probability of at least one event of probability p in N trials: MaxExp (Prop. maxexp, Theorem cooc).
 
     .. math:: \psi = 1 - (1-p)^N
@@ -45,16 +45,13 @@ def at_least_one(p: T, trials: T) -> T:
         >>> round(at_least_one(0.1, 7), 6)
         0.521703
     """
-
-    def formula(p: Tensor, trials: Tensor) -> Tensor:
-        require_unit(p, "p")
-        require_positive(trials, "trials")
-        return -torch.expm1(trials * torch.log1p(-p))
-
-    return evaluate(formula, p=p, trials=trials)
+    require_unit(p, "p")
+    require_positive(trials, "trials")
+    return -torch.expm1(trials * torch.log1p(-p))
 
 
-def at_least_one_sum(p: T, q: T, s: T, trials: int) -> T:
+@of_numbers
+def at_least_one_sum(p: Number, q: Number, s: Number, trials: int) -> Number:
     r"""Probability of at least one co-occurrence in N trials, by the multinomial distribution (Eq. my_maxexppr2).
 
     .. math:: \sum_{n=1}^{N} \sum_{n'=0}^{N-n} \sum_{n''=0}^{N-n-n'} \binom{N}{n, n', n'', N-n-n'-n''}
@@ -69,10 +66,11 @@ def at_least_one_sum(p: T, q: T, s: T, trials: int) -> T:
     count = require_whole(trials, "trials", 1, LARGEST_SUM, _TOO_MANY)
     grid = torch.arange(count + 1)
     powers = torch.cartesian_prod(grid[1:], grid, grid).T
-    return evaluate(lambda p, q, s: _multinomial(powers, (p, q, s), count).sum(-1), p=p, q=q, s=s)
+    return _multinomial(powers, (p, q, s), count).sum(-1)
 
 
-def signed_difference(p: T, q: T, trials: T) -> T:
+@of_numbers
+def signed_difference(p: Number, q: Number, trials: Number) -> Number:
     r"""Probability of a co-occurrence minus that of an anti-occurrence: MaxExp(+-) (Prop. cooc_anti).
 
     .. math:: \psi = (1-q)^N - (1-p)^N, \qquad p + q \le 1
@@ -81,16 +79,13 @@ def signed_difference(p: T, q: T, trials: T) -> T:
         >>> round(signed_difference(0.3, 0.1, 5), 5)
         0.42242
     """
-
-    def formula(p: Tensor, q: Tensor, trials: Tensor) -> Tensor:
-        _require_shares(p, q)
-        require_positive(trials, "trials")
-        return torch.expm1(trials * torch.log1p(-q)) - torch.expm1(trials * torch.log1p(-p))
-
-    return evaluate(formula, p=p, q=q, trials=trials)
+    _require_shares(p, q)
+    require_positive(trials, "trials")
+    return torch.expm1(trials * torch.log1p(-q)) - torch.expm1(trials * torch.log1p(-p))
 
 
-def signed_difference_sum(p: T, q: T, trials: int) -> T:
+@of_numbers
+def signed_difference_sum(p: Number, q: Number, trials: int) -> Number:
     r""":func:`signed_difference` by the multinomial distribution (Eq. my_maxexppr22).
 
     .. math:: \sum_{n=1}^{N} \sum_{n'=0}^{N-n} \binom{N}{n, n', N-n-n'} (p^n q^{n'} - p^{n'} q^n) (1-p-q)^{N-n-n'}
@@ -102,12 +97,11 @@ def signed_difference_sum(p: T, q: T, trials: int) -> T:
     count = require_whole(trials, "trials", 1, LARGEST_SUM, _TOO_MANY)
     grid = torch.arange(count + 1)
     powers = torch.cartesian_prod(grid[1:], grid).T
-    return evaluate(
-        lambda p, q: _multinomial(powers, (p, q), count).sum(-1) - _multinomial(powers, (q, p), count).sum(-1), p=p, q=q
-    )
+    return (_multinomial(powers, (p, q), count) - _multinomial(powers, (q, p), count)).sum(-1)
 
 
-def mixture_posterior(x: T, sigma: T) -> Posterior:
+@of_numbers
+def mixture_posterior(x: Number, sigma: Number) -> Posterior:
     r"""Posterior probabilities of N(-1, sigma^2) and N(1, sigma^2), equally likely, given a value (Theorem sigmoids).
 
     .. math:: \psi^{(\pm)}(x) = \frac{G_\sigma(x \mp 1)}{G_\sigma(x-1) + G_\sigma(x+1)}, \qquad
@@ -118,23 +112,20 @@ def mixture_posterior(x: T, sigma: T) -> Posterior:
         >>> round(minus, 4), round(plus, 4)
         (0.2689, 0.7311)
     """
-
-    def formula(x: Tensor, sigma: Tensor) -> tuple[Tensor, Tensor]:
-        require(x, "x", "real", torch.isfinite(x))
-        log_odds = sigme_eta_of_sigma(sigma) * x
-        return torch.sigmoid(-log_odds), torch.sigmoid(log_odds)
-
-    return Posterior(*evaluate(formula, x=x, sigma=sigma))
+    require(x, "x", "real", torch.isfinite(x))
+    log_odds = sigme_eta_of_sigma(sigma) * x
+    return Posterior(torch.sigmoid(-log_odds), torch.sigmoid(log_odds))
 
 
-def sigme_eta_of_sigma(sigma: T) -> T:
+@of_numbers
+def sigme_eta_of_sigma(sigma: Number) -> Number:
     r"""The parameter of SigmE for the width of the two Gaussians, :math:`\eta' = 2/\sigma^2` (Theorem sigmoids).
 
     Example:
         >>> sigme_eta_of_sigma(0.5)
         8.0
     """
-    return evaluate(lambda x: 2 / require_positive(x, "sigma").square(), sigma=sigma)
+    return 2 / require_positive(sigma, "sigma").square()
 
 
 def likelihood_of_any(confidences: Tensor) -> Tensor:  # shape: (*, N) -> (*,)
@@ -164,7 +155,8 @@ def maxexp_of_mean(confidences: Tensor) -> Tensor:  # shape: (*, N) -> (*,)
     return -torch.expm1(confidences.shape[-1] * torch.log1p(-confidences.mean(-1)))
 
 
-def kappa(shots: T, locations: T) -> T:
+@of_numbers
+def kappa(shots: Number, locations: Number) -> Number:
     r"""How many times more configurations of a co-occurrence there are without MaxExp (Eq. support).
 
     .. math:: \kappa = \frac{(J+1)N+1}{J+2} = N - \frac{N-1}{J+2}
@@ -176,16 +168,13 @@ def kappa(shots: T, locations: T) -> T:
         >>> kappa(0, 9), kappa(5, 361)
         (5.0, 309.57142857142856)
     """
-
-    def formula(shots: Tensor, locations: Tensor) -> Tensor:
-        require_at_least(shots, "shots", 0)
-        require_at_least(locations, "locations", 1)
-        return ((shots + 1) * locations + 1) / (shots + 2)
-
-    return evaluate(formula, shots=shots, locations=locations)
+    require_at_least(shots, "shots", 0)
+    require_at_least(locations, "locations", 1)
+    return ((shots + 1) * locations + 1) / (shots + 2)
 
 
-def kappa_prime(locations: T) -> T:
+@of_numbers
+def kappa_prime(locations: Number) -> Number:
     r"""The ratio of variances if a detection is as likely as one co-occurrence: :math:`\kappa' = 1/N` (App. M).
 
     It does not depend on J. :func:`detection_variance_ratio` uses the probability that MaxExp gives a detection.
@@ -194,10 +183,11 @@ def kappa_prime(locations: T) -> T:
         >>> kappa_prime(25)
         0.04
     """
-    return evaluate(lambda x: 1 / require_at_least(x, "locations", 1), locations=locations)
+    return 1 / require_at_least(locations, "locations", 1)
 
 
-def detection_variance_ratio(p: T, locations: T) -> T:
+@of_numbers
+def detection_variance_ratio(p: Number, locations: Number) -> Number:
     r"""The variance of a detection divided by that of a count, both in N trials of probability p.
 
     .. math:: \frac{\psi(1-\psi)}{Np(1-p)} = (1-p)^{N-1} \frac{1-(1-p)^N}{Np}, \qquad \psi = 1-(1-p)^N
@@ -208,14 +198,10 @@ def detection_variance_ratio(p: T, locations: T) -> T:
         >>> round(detection_variance_ratio(0.1, 10), 4), round(detection_variance_ratio(1e-6, 10), 4)
         (0.2523, 1.0)
     """
-
-    def formula(p: Tensor, locations: Tensor) -> Tensor:
-        require(p, "p", "in (0, 1)", (p > 0) & (p < 1))
-        require_at_least(locations, "locations", 1)
-        log_miss = torch.log1p(-p)
-        return -torch.exp((locations - 1) * log_miss) * torch.expm1(locations * log_miss) / (locations * p)
-
-    return evaluate(formula, p=p, locations=locations)
+    require(p, "p", "in (0, 1)", (p > 0) & (p < 1))
+    require_at_least(locations, "locations", 1)
+    log_miss = torch.log1p(-p)
+    return -torch.exp((locations - 1) * log_miss) * torch.expm1(locations * log_miss) / (locations * p)
 
 
 def _require_shares(*shares: Tensor) -> Tensor:

@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import html
-import json
 import re
 from dataclasses import dataclass
 from importlib import resources
@@ -28,7 +26,6 @@ from powerpool.files import write_text
 __all__ = ["RunSpectra", "make_page", "spectra_of", "write_page"]
 
 TITLE = "Curve explorer"
-PLACEHOLDER = re.compile("<!--([a-z]+)-->")
 NAMES: dict[type[Curve], str] = {
     MaxExp: "maxexp",  # and SignedMaxExp, its subclass
     Gamma: "gamma",
@@ -129,22 +126,22 @@ def write_page(path: str | Path, run: RunSpectra | None = None) -> None:
 
 
 def make_page(run: RunSpectra | None = None) -> str:
-    """Return the explorer as HTML. Needs the package ``plotly``, which contains the plotting script."""
+    """Return the explorer as HTML. Needs the packages ``jinja2`` and ``plotly``, which contains the plotting script."""
+    import jinja2
     from plotly.offline import get_plotlyjs
 
-    scripts = {"plotly": _escape_script(get_plotlyjs())}
-    scripts |= {name: _escape_script(_read_asset(f"{name}.js")) for name in ("formulas", "app")}
-    parts = {
-        **scripts,
-        "policy": html.escape(make_policy(list(scripts.values()))),
-        "title": html.escape(TITLE if run is None else f"{TITLE}: {run.title}"),
-        "style": _read_asset("page.css"),
-        "run": "" if run is None else _run_box(run),
-        "version": html.escape(__version__),
-        "data": json_in_html(None if run is None else run.to_dict()),
-    }
-    # A single pass: text inside a part that looks like a placeholder is left alone.
-    return PLACEHOLDER.sub(lambda found: parts[found[1]], _read_asset("page.html"))
+    scripts = [_escape_script(text) for text in (get_plotlyjs(), _read_asset("formulas.js"), _read_asset("app.js"))]
+    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
+    environment.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
+    return environment.from_string(_read_asset("page.html")).render(
+        title=TITLE if run is None else f"{TITLE}: {run.title}",
+        policy=make_policy(scripts),
+        style=_read_asset("page.css"),
+        scripts=scripts,
+        run=run,
+        data=None if run is None else run.to_dict(),
+        version=__version__,
+    )
 
 
 def make_policy(scripts: list[str]) -> str:
@@ -159,17 +156,6 @@ def make_policy(scripts: list[str]) -> str:
     return f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data: blob:"
 
 
-def json_in_html(data: object) -> str:
-    r"""Return JSON in which ``<``, ``>`` and ``&`` are escaped, so that no text in it can end the element.
-
-    Example:
-        >>> print(json_in_html("</script>"))
-        "\u003c/script\u003e"
-    """
-    text = json.dumps(data, allow_nan=False, separators=(",", ":"))
-    return text.replace("&", r"\u0026").replace("<", r"\u003c").replace(">", r"\u003e")
-
-
 def _read_asset(name: str) -> str:
     return resources.files("powerpool.analysis.explorer").joinpath("assets", name).read_text(encoding="utf-8")
 
@@ -177,12 +163,3 @@ def _read_asset(name: str) -> str:
 def _escape_script(text: str) -> str:
     """Escape what would end a script element; in JavaScript it can only occur in strings and regular expressions."""
     return re.sub(r"</(?=script)", r"<\\/", text, flags=re.IGNORECASE).replace("<!--", r"<\!--")
-
-
-def _run_box(run: RunSpectra) -> str:
-    notes = "".join(f'<p class="hint">{html.escape(note)}</p>' for note in run.notes)
-    return (
-        f'<div class="run" id="run-box"><p>{html.escape(run.title)}</p>{notes}'
-        '<p><button type="button" id="use-own">parameter of the run</button> '
-        '<button type="button" id="use-suggestion">suggested parameter</button></p></div>'
-    )
