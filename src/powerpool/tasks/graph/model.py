@@ -55,7 +55,7 @@ class GraphClassifier(nn.Module):
             GINConv(_mlp(before, hidden), train_eps=False) for before in [channels, *[hidden] * (config.layers - 1)]
         )
         self.readout = make_readout(config)
-        self.features = hidden if GRAPH_METHODS[config.method].order == "first" else hidden * (hidden + 1) // 2
+        self.features: int = getattr(self.readout, "out_features", hidden)  # those of PyG have none
         self.head: nn.Module = nn.Sequential(
             nn.Linear(self.features, hidden),
             nn.ReLU(),
@@ -120,7 +120,13 @@ def make_readout(config: ModelConfig) -> Aggregation:
     if method.order == "first":
         return MeanAggregation() if method.reduce == "mean" else SumAggregation()
     return SecondOrderAggregation(
-        config.hidden, method.make_curve(config), method.mode, config.beta, method.make_solver(config)
+        config.hidden,
+        method.make_curve(config),
+        method.mode,
+        config.beta,
+        method.make_solver(config),
+        mean=config.mean,
+        trace_power=config.trace_power,
     )
 
 
