@@ -52,7 +52,15 @@ def _second(
     trace_power: float = 0.0,
     slope: float = 0.0,
     added: float = 0.0,
+    mean: str | None = None,
 ) -> Case:
+    def expected(nodes: np.ndarray) -> np.ndarray:
+        options = {"trace_power": trace_power, "slope": slope, "added": added}
+        vector = oracles.second_order(nodes.T, reference, mode, beta, **options)
+        if mean is None:
+            return vector
+        return np.concatenate([part / np.hypot(1, np.linalg.norm(part)) for part in (vector, nodes.mean(0))])
+
     return Case(
         name,
         lambda **options: SecondOrderAggregation(
@@ -63,11 +71,10 @@ def _second(
             solver,
             trace_power=trace_power,
             slope=slope,
+            mean=mean,
             **options,
         ),
-        lambda nodes: oracles.second_order(
-            nodes.T, reference, mode, beta, trace_power=trace_power, slope=slope, added=added
-        ),
+        expected,
     )
 
 
@@ -93,6 +100,8 @@ CASES = [
     _second("auto-asinhe", pp.AsinhE(3.0), oracles.asinhe(3.0), beta=0.5, trace_power=0.5, slope=0.1),
     _second("squaring-maxexp", pp.MaxExp(7), oracles.maxexp(7), solver="squaring", slope=0.1),
     _second("eigen-hdp", pp.HDP(0.1), oracles.hdp(0.1), solver="eigen", trace_power=0.5),
+    _second("mean-concat-maxexp", pp.MaxExp(7), oracles.maxexp(7), beta=1.0, mean="concat"),
+    _second("mean-concat-plain", None, None, mean="concat"),
     _second("gram-maxexp", pp.MaxExp(7), oracles.maxexp(7), solver="gram", beta=0.5),
     _second("gram-hdp", pp.HDP(0.1), oracles.hdp(0.1), solver=pp.solvers.Gram()),
 ]
@@ -347,6 +356,8 @@ class TestErrorsOfSecondOrder:
             ({"beta": 2}, "beta.*2"),
             ({"solver": "squaring"}, "'squaring'.*HDP"),
             ({"eps": -1.0}, "eps.*-1.0"),
+            ({"mean": "add"}, "'add'"),
+            ({"out_channels": 0}, "out_channels.*0"),
         ):
             with pytest.raises(ValueError, match=key):
                 SecondOrderAggregation(CHANNELS, "hdp", **options)
@@ -375,3 +386,15 @@ def test_steep_curves_of_singular_graphs(sizes: list[int]) -> None:
             results.append((value.detach(), torch.autograd.grad(value, leaf, weights)[0]))
         for exact, found in zip(*results, strict=True):
             assert float((found.double() - exact).norm()) < 1e-5 * float(exact.norm())
+
+
+def test_mean_keeps_what_the_covariance_of_equal_nodes_loses() -> None:
+    """The round-off of a covariance of zero stays small beside the mean, and so does its gradient."""
+    rows = torch.randn(2, CHANNELS, generator=torch.Generator().manual_seed(0)) / 3
+    x, index = rows.repeat_interleave(7, dim=0).requires_grad_(), torch.tensor([0] * 7 + [1] * 7)
+    pool = SecondOrderAggregation(CHANNELS, pp.MaxExp(20), beta=1.0, mean="concat")
+    covariance, mean = pool(x, index).split([CHANNELS * (CHANNELS + 1) // 2, CHANNELS], dim=-1)
+    assert float(covariance.detach().norm()) < 1e-5
+    assert_close(mean, rows / (1 + rows.square().sum(-1, keepdim=True)).sqrt(), **tolerance(torch.float32))
+    (grad,) = torch.autograd.grad(covariance.sum() + mean.sum(), x)
+    assert float(grad.abs().max()) < 10

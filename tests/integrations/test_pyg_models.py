@@ -18,6 +18,7 @@ from torch.profiler import ProfilerActivity, profile
 from torch.testing import assert_close
 from torch_geometric.nn import GINConv, MessagePassing, SAGEConv
 from torch_geometric.nn.aggr import Aggregation, MultiAggregation
+from torch_geometric.nn.resolver import aggregation_resolver
 
 import powerpool as pp
 from powerpool.integrations.pyg import FirstOrderPowerAggregation, SecondOrderAggregation
@@ -77,6 +78,33 @@ class TestInPyG:
         conv(x, edges).square().sum().backward()
         assert pool.curve is not None
         assert pool.curve.eta.grad != 0
+
+    def test_output_projection(self) -> None:
+        x, index = _batch(LARGE)
+        pool = SecondOrderAggregation(CHANNELS, "maxexp", mean="concat", out_channels=CHANNELS).double()
+        plain = SecondOrderAggregation(CHANNELS, "maxexp", mean="concat")
+        assert (pool.out_features, pool.out_channels) == (CHANNELS, CHANNELS)
+        assert pool.projection is not None
+        expected = plain(x, index, dim_size=6) @ pool.projection.weight.T
+        assert_close(pool(x, index, dim_size=6), expected, **tolerance(torch.float64))
+        assert gradcheck(lambda nodes: pool(nodes, index), (x.clone().requires_grad_(),), fast_mode=True)
+        edges = torch.tensor([[0, 1, 2, 3, 1, 0], [1, 0, 1, 1, 2, 4]])
+        assert SAGEConv(CHANNELS, 4, aggr=pool).double()(x[:5], edges).shape == (5, 4)
+        both = MultiAggregation([pool, "mean"], mode="proj", mode_kwargs={"in_channels": CHANNELS, "out_channels": 8})
+        assert both.double()(x, index, dim_size=6).shape == (6, 8)
+        before = pool.projection.weight.detach().clone()
+        pool.reset_parameters()
+        assert not torch.equal(pool.projection.weight, before)
+
+    def test_names_are_resolved(self) -> None:
+        x, _ = _batch([5], torch.float32)
+        edges = torch.tensor([[0, 1, 2, 3, 1, 0], [1, 0, 1, 1, 2, 4]])
+        options = {"channels": CHANNELS, "curve": "maxexp", "out_channels": CHANNELS}
+        conv = SAGEConv(CHANNELS, 4, aggr="second_order", aggr_kwargs=options)
+        assert isinstance(conv.aggr_module, SecondOrderAggregation)
+        assert conv(x, edges).shape == (5, 4)
+        for name in ("FirstOrderPowerAggregation", "first_order_power"):
+            assert isinstance(aggregation_resolver(name, CHANNELS), FirstOrderPowerAggregation)
 
 
 class TestLearnableCurve:

@@ -1,12 +1,13 @@
 r"""Aggregations for PyTorch Geometric: one power-normalized vector per graph from the features of its nodes.
 
 They can be used wherever PyG accepts an ``Aggregation``: as the readout of a graph (``pool(x, batch)``), in
-``MultiAggregation``, in ``MessagePassing(aggr=...)``.
+``MultiAggregation``, in ``MessagePassing(aggr=...)``. After importing this module PyG also resolves their names:
+``aggr="second_order"`` with ``aggr_kwargs={"channels": 64, "curve": "maxexp", "out_channels": 64}``.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +25,7 @@ from powerpool.vectorize import to_vector
 
 try:
     # At module level because the classes below are subclasses; only this module needs the package.
+    from torch_geometric.nn import aggr
     from torch_geometric.nn.aggr import Aggregation
 except ModuleNotFoundError as error:
     if error.name != "torch_geometric":
@@ -58,8 +60,8 @@ class _PowerAggregation(Aggregation):
 
     def reset_parameters(self) -> None:
         """Reset a learnable parameter of the curve to its initial value."""
-        for name, value in self.named_parameters():
-            value.data.copy_(self._start[name])
+        for name, start in self._start.items():
+            self.get_parameter(name).data.copy_(start)
 
     def __call__(
         self,
@@ -137,12 +139,23 @@ class SecondOrderAggregation(_PowerAggregation):
     segment, and ``solver="auto"`` is the choice of :func:`powerpool.select_solver` for a matrix. The size of the
     largest graph is read on the CPU; on other devices reading would synchronise, so pass it as ``max_num_elements``.
 
+    With ``mean="concat"`` the mean of the nodes is appended, which a covariance loses: it is zero if all nodes of a
+    graph are alike. Each part v, matrix and mean, becomes :math:`v / \sqrt{1 + \lVert v \rVert^2}`. For features of
+    unit scale, as after batch normalization, both then have norms near 1, and neither drowns the other. Division by the
+    norm itself, as for the class token of :class:`powerpool.nn.SecondOrderPool1d`, would turn the round-off of a
+    covariance of zero into a unit vector; here it stays near zero, and no gradient grows.
+
+    Layers that expect as many channels as they pass, such as ``SAGEConv``, need ``out_channels``: a linear layer
+    without bias, so that a graph without nodes stays zero.
+
     Args:
         channels: C of the node features (N, C).
         curve: a curve, its name, or None for plain second-order pooling.
         mode: ``"spectral"`` or ``"elementwise"``.
         beta: the share of the mean of the graph that is removed, 0 (autocorrelation) to 1 (covariance).
         solver: see :mod:`powerpool.functional`; ``"gram"`` if every graph has fewer nodes than channels.
+        mean: ``"concat"`` to append the mean of the nodes, or None.
+        out_channels: the length of the vector after a learnt projection; None for no projection.
         eps, check, trace_power, slope: see :mod:`powerpool.functional`.
 
     Example:
@@ -162,6 +175,8 @@ class SecondOrderAggregation(_PowerAggregation):
         beta: float = 0.0,
         solver: str | Solver = "auto",
         *,
+        mean: Literal["concat"] | None = None,
+        out_channels: int | None = None,
         eps: float = 1e-6,
         check: bool | None = None,
         trace_power: float = 0.0,
@@ -175,11 +190,25 @@ class SecondOrderAggregation(_PowerAggregation):
         self.mode: Mode = mode
         self.beta, self.solver = beta, solver
         self.eps, self.trace_power, self.slope = eps, trace_power, slope
+        require_choice(mean or "concat", ("concat",), "mean")
+        if out_channels is not None and out_channels < 1:
+            raise ArgumentError(f"out_channels must be at least 1, or None for no projection (got {out_channels}).")
+        self.mean = mean
+        self.projection = None
+        self.projection = nn.Linear(self.out_features, out_channels, bias=False) if out_channels else None
 
     @property
     def out_features(self) -> int:
-        """The length of the vector of each graph, C(C+1)/2."""
-        return self.channels * (self.channels + 1) // 2
+        """The length of the vector of each graph: C(C+1)/2, C more with the mean, or ``out_channels``."""
+        if self.projection is not None:
+            return self.projection.out_features
+        return self.channels * (self.channels + 1) // 2 + (self.channels if self.mean else 0)
+
+    def reset_parameters(self) -> None:
+        """Reset a learnable parameter of the curve, and draw a new projection."""
+        super().reset_parameters()
+        if self.projection is not None:
+            self.projection.reset_parameters()
 
     def forward(
         self,
@@ -189,7 +218,7 @@ class SecondOrderAggregation(_PowerAggregation):
         dim_size: int | None = None,
         dim: int = -2,
         max_num_elements: int | None = None,
-    ) -> Tensor:  # shape: (G, C(C+1)/2)
+    ) -> Tensor:  # shape: (G, out_features)
         """Return one vector per graph.
 
         Args:
@@ -205,29 +234,28 @@ class SecondOrderAggregation(_PowerAggregation):
             return _zeros(x, graphs, self.out_features)
         rows = at_least_float32(x)
         sizes = index.new_zeros(graphs).index_add(0, index, torch.ones_like(index))  # (G,)
-        if self.beta:
-            means = segment_mean(rows, index, graphs, check=False)  # (G, C)
+        means = segment_mean(rows, index, graphs, check=False) if self.beta or self.mean else None  # (G, C)
+        if means is not None and self.beta:
             rows = rows - self.beta * means.index_select(0, index)
-        known = values_are_checked(index, None)
-        largest = int(sizes.max()) if known else max_num_elements
+        largest = int(sizes.max()) if values_are_checked(index, None) else max_num_elements
         if largest is not None and largest < self.channels:
             matrix = self._padded(rows, index, sizes, largest)
         else:
             matrix = self._by_segment(rows, index, graphs, largest)
-        if self._lifts_zero():
+        if self.curve is not None and self.curve.adds_eps and self.mode == "elementwise":
+            # (0 + eps)^gamma is not zero, as it must be for a graph without nodes.
             matrix = torch.where((sizes > 0)[:, None, None], matrix, 0.0)
-        return to_vector(matrix).to(x.dtype)
+        vector = to_vector(matrix)
+        if means is not None and self.mean:
+            vector = torch.cat([_soft_normalize(part) for part in (vector, means)], dim=-1)
+        vector = vector.to(x.dtype)
+        return self.projection(vector) if self.projection else vector
 
     def extra_repr(self) -> str:
         """Show the options beside the curve."""
-        return (
-            f"{self.channels}, beta={self.beta}, eps={self.eps}, mode={self.mode!r}, solver={self.solver!r}, "
-            f"out_features={self.out_features}"
-        )
-
-    def _lifts_zero(self) -> bool:
-        """Return whether the zero matrix of a graph without nodes changes: (0 + eps)^gamma."""
-        return self.curve is not None and self.curve.adds_eps and self.mode == "elementwise"
+        mean = f"mean={self.mean!r}, " if self.mean else ""
+        solver = f"mode={self.mode!r}, solver={self.solver!r}"
+        return f"{self.channels}, beta={self.beta}, eps={self.eps}, {solver}, {mean}out_features={self.out_features}"
 
     def _padded(self, rows: Tensor, index: Tensor, sizes: Tensor, largest: int) -> Tensor:  # shape: (G, C, C)
         # Rows are multiplied by sqrt(P / N_s) and padded with zeros to P, so the mean over P locations is the mean over
@@ -274,9 +302,8 @@ class SecondOrderAggregation(_PowerAggregation):
                 "cannot be traced. Pass max_num_elements, or build the aggregation with solver='auto'."
             )
         raise ArgumentError(
-            f"solver 'gram' pads every graph to the largest, and needs fewer nodes than channels (got a graph of "
-            f"{largest} nodes, and {self.channels} channels). Build the aggregation with solver='auto', which uses "
-            "the Gram form for batches that allow it, or with 'eigen' or 'squaring'."
+            f"solver 'gram' needs fewer nodes than channels in every graph (got {largest} nodes, {self.channels} "
+            "channels). Use solver='auto', which takes the Gram form where it can, or 'eigen' or 'squaring'."
         )
 
 
@@ -341,8 +368,7 @@ def _index_of(x: Tensor, index: Tensor | None, ptr: Tensor | None, dim_size: int
         index = torch.zeros(x.shape[0], dtype=torch.int64, device=x.device)
     if index is None:
         assert ptr is not None
-        number = torch.arange(ptr.shape[0] - 1, device=ptr.device)
-        return torch.repeat_interleave(number, ptr.diff(), output_size=x.shape[0]), ptr.shape[0] - 1
+        return torch.repeat_interleave(ptr.diff(), output_size=x.shape[0]), ptr.shape[0] - 1
     if dim_size is None:  # __call__ passes it; a direct call of forward may not
         dim_size = int(index.max()) + 1 if index.numel() else 0
     return index, dim_size
@@ -358,6 +384,17 @@ def _position(index: Tensor, sizes: Tensor) -> Tensor:  # shape: (N,), (G,) -> (
     return torch.empty_like(place).index_copy(0, order, place - first.index_select(0, index.index_select(0, order)))
 
 
+def _soft_normalize(part: Tensor) -> Tensor:  # shape: (G, F)
+    """Return v / sqrt(1 + |v|^2)."""
+    square = as_float64(part).square().sum(-1, keepdim=True)  # overflows in float32 from a norm of 2e19 on
+    return (part * (1 + square).rsqrt()).to(part.dtype)
+
+
 def _zeros(x: Tensor, graphs: int, features: int) -> Tensor:  # shape: (0, C) -> (G, features)
     """Return zeros for graphs without any node, connected to the empty input for its gradient."""
     return x.new_zeros(graphs, features) + x.sum()
+
+
+# The resolver of PyG looks names up in this module of PyG, and has no other way to learn of a class.
+for _kind in (SecondOrderAggregation, FirstOrderPowerAggregation):
+    setattr(aggr, _kind.__name__, _kind)

@@ -19,6 +19,7 @@ from powerpool.report.results import (
     get_backbone,
 )
 from powerpool.runs.record import EpisodeResult, RunRecord, SplitResult
+from powerpool.tasks.graph.config import OPTIMISTIC
 from powerpool.tasks.methods import METHODS
 
 BASELINES = {"graph": "GIN0", "vision": "FOP", "fewshot": "RelationNet"}
@@ -26,6 +27,10 @@ BASELINES = {"graph": "GIN0", "vision": "FOP", "fewshot": "RelationNet"}
 PROTOCOLS = {
     "validation-only": "validation selects the model, which is trained on the training part alone",
     "retrain": "validation selects the settings; the model is trained again on the training and validation parts",
+    "test-epoch": "trained on all but the test graphs; the epoch with the best mean test accuracy over folds, as in "
+    f"the code of GIN, is {OPTIMISTIC}",
+    "test-epoch-per-fold": "trained on all but the test graphs; the epoch with the best test accuracy of each fold, "
+    f"as in the code of SOPool, is {OPTIMISTIC}",
     "frozen": "pretrained backbone, ridge regression; validation selects the settings, and the classifier is trained "
     "again on the training and validation images",
     "frozen-softmax": "as frozen, with softmax regression instead of ridge regression",
@@ -154,7 +159,8 @@ def describe_test(group: Group) -> str:
     results = [result for record in group.records for result in record.results]
     counts = format_range([record.count for record in group.records])
     if group.task == "graph":
-        return f"{counts} fold{'' if counts == '1' else 's'}"
+        counts, seeds = (format_range(column) for column in zip(*map(count_folds, group.records), strict=True))
+        return f"{counts} fold{'' if counts == '1' else 's'}" + ("" if seeds == "1" else f", {seeds} seeds on each")
     runs = "" if counts == "1" else f", {counts} runs per method"
     if group.task == "vision":
         return f"{format_range([one.count for one in results if isinstance(one, SplitResult)])} images{runs}"
@@ -165,9 +171,14 @@ def describe_test(group: Group) -> str:
 
 def list_seeds(group: Group) -> list[int]:
     """Return the seeds of all runs."""
-    pairs = ((record, result) for record in group.records for result in record.results)
-    own = ((record.seed, getattr(result, "seed", None)) for record, result in pairs)
-    return sorted({shared if seed is None else seed for shared, seed in own})
+    pairs = ((record, getattr(result, "seed", None)) for record in group.records for result in record.results)
+    return sorted({record.seed if seed is None else seed for record, seed in pairs})
+
+
+def count_folds(record: RunRecord) -> tuple[int, int]:
+    """Return the number of folds and the number of seeds on each."""
+    folds = len({result.run(record.seed)[0] for result in record.results})
+    return folds, -(-record.count // folds)
 
 
 def format_range(values: Iterable[int | None]) -> str:

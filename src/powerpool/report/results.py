@@ -31,7 +31,7 @@ CPU_SECONDS = "cpu_seconds"
 """The curve that says how much CPU time the training had taken at the points of the others."""
 MISTAKES = 15
 """Pairs of classes in a table of the most frequent mistakes."""
-NOT_TRAINED_ON = {"validation-only": 2, "retrain": 1}
+NOT_TRAINED_ON = {"validation-only": 2, "retrain": 1, "test-epoch": 1, "test-epoch-per-fold": 1}
 """Parts of the data, of as many as there are folds, that the tested model has not seen."""
 
 
@@ -216,13 +216,15 @@ def compute_interval(record: RunRecord) -> Interval | None:
         share = math.fsum(sum(flags) / len(flags) for flags in runs) / len(runs)
         low, high = proportion_interval(share * count, count)
         return 100 * low, 100 * high
-    return summarize(accuracies(record)).interval if record.task == "fewshot" else record.interval
+    if record.task == "fewshot":
+        return summarize(accuracies(record)).interval
+    return summarize(record.paired(record)[0]).interval  # seeds of a fold share all graphs
 
 
 def compare_records(record: RunRecord, other: RunRecord) -> Comparison | None:
     """Compare two records of one task; None where nothing can be paired.
 
-    - Folds: a paired t-test, with the correction of Nadeau and Bengio (2003).
+    - Folds: a paired t-test over folds, of the mean over seeds, with the correction of Nadeau and Bengio (2003).
     - A test split: McNemar's test; of several runs, a paired t-test over runs.
     - Episodes: a paired t-test over episodes, of the mean over runs.
     """

@@ -9,6 +9,7 @@ import torch
 
 from powerpool.data import GraphSet, load_graphs, stratified_folds
 from powerpool.errors import ArgumentError
+from powerpool.runs.record import FoldResult
 from powerpool.tasks.base import run_chain
 from powerpool.tasks.graph import task as module
 from powerpool.tasks.graph.config import GridConfig
@@ -84,22 +85,28 @@ def test_validation_graphs_select_but_are_not_trained_on(graphs, fold, fits):
 
 
 def test_the_epoch_and_grid_point_with_the_lowest_validation_loss_are_selected(graphs, fold, fits, outcome):
-    assert [fit.model for fit in fits] == list(CONFIG.points())
+    assert [fit.point for fit in fits] == list(CONFIG.points())
     best = TASK.select(fits, "validation-only")
-    losses = {(fit.model, epoch): loss for fit in fits for epoch, loss in enumerate(fit.curves.validation_loss, 1)}
+    losses = {(fit.point, epoch): loss for fit in fits for epoch, loss in enumerate(fit.curves.validation_loss, 1)}
     assert len(losses) == 16
-    assert min(losses, key=losses.get) == (best.model, best.epoch)
+    assert min(losses, key=losses.get) == (best.point, best.epoch)
     network = outcome[0]["validation-only"].trained.network
     assert score(network, collate(graphs, fold.validation, 64)) == best.score
 
 
-def test_retrain_uses_all_but_the_test_graphs(graphs, fold, fits, outcome):
+@pytest.mark.parametrize("epochs", ["all", "selected"])
+def test_retrain_uses_all_but_the_test_graphs(graphs, fold, fits, epochs):
+    config = replace(CONFIG, training=replace(CONFIG.training, retrain_epochs=epochs))
+    fits = [replace(fit, epoch=2) for fit in fits]
     best = TASK.select(fits, "retrain")
     rest = torch.tensor([number for number in range(len(graphs)) if number not in set(fold.test.tolist())])
-    expected = Training(best.model, CONFIG.training, graphs, rest, seed=2001)
-    expected.run(best.epoch)
+    expected = Training(best.point.model, CONFIG.training, graphs, rest, seed=2001)
+    expected.run(best.epoch if epochs == "selected" else CONFIG.training.epochs)
     expected.prepare_evaluation()
-    assert_equal_states(outcome[0]["retrain"].trained.network.state_dict(), expected.model.state_dict())
+    models = TASK.finish(config, graphs, NUMBER, fits, ["retrain"], None, lambda *args: None)
+    assert_equal_states(models["retrain"].trained.network.state_dict(), expected.model.state_dict())
+    (result,) = TASK.test(config, graphs, NUMBER, fits, models, lambda *args: None).values()
+    assert (result.epoch, result.fold, result.seed) == (expected.epoch, NUMBER, 2)
 
 
 def test_a_result_holds_what_was_selected_and_measured(graphs, fold, fits, outcome):
@@ -111,12 +118,12 @@ def test_a_result_holds_what_was_selected_and_measured(graphs, fold, fits, outco
     assert result.value == pytest.approx(100 * float((predicted == targets).double().mean()))
     counts = [[int(((targets == row) & (predicted == column)).sum()) for column in (0, 1)] for row in (0, 1)]
     assert result.confusion.dense() == counts
-    assert result.chosen == {"hidden": best.model.hidden, "layers": 2, "eta": best.model.eta}
+    assert result.chosen == {"hidden": best.point.model.hidden, "layers": 2, "eta": best.point.model.eta}
     assert (result.number, result.epoch) == (NUMBER, best.epoch)
     assert result.validation == best.score
     assert [trial.loss for trial in result.trials] == sorted(fit.score.loss for fit in fits)
     assert result.curves["validation_loss"] == pytest.approx(best.curves.validation_loss, rel=1e-3)
-    assert len(again.curves["train_loss"]) == again.epoch == best.epoch
+    assert len(again.curves["train_loss"]) == again.epoch == CONFIG.training.epochs
     assert again.chosen == result.chosen
     assert again.seconds > result.seconds
     assert "validation_loss" not in again.curves
@@ -179,3 +186,62 @@ def test_settings_without_effect_are_remarked(graphs):
     (remark,) = TASK.remarks(config, graphs)
     assert all(name in remark for name in ("model.eta", "model.beta", "grid.eta"))
     assert TASK.remarks(small_config("SOP+SpecMaxExpF", model={"eta": 7.0}), graphs) == []
+
+
+ON_TEST = ["retrain", "test-epoch", "test-epoch-per-fold"]
+
+
+def test_epochs_chosen_on_test_graphs_are_those_of_the_test_curves(graphs, fold, fits):
+    models = TASK.finish(CONFIG, graphs, NUMBER, fits, ON_TEST, None, lambda *args: None)
+    found = TASK.test(CONFIG, graphs, NUMBER, fits, models, lambda *args: None)
+    best = TASK.select(fits, "retrain")
+    training = Training(best.point.model, CONFIG.training, graphs, fold.train_and_validation, seed=2001)
+    tests = []
+
+    def test(training):
+        training.prepare_evaluation()
+        tests.append(score(training.model, collate(graphs, fold.test, 64)))
+
+    training.run(after=test)
+    result = found["test-epoch-per-fold"]
+    assert result.curves["test_accuracy"] == tuple(one.value for one in tests)
+    assert result.value == max(one.value for one in tests) == tests[result.epoch - 1].value
+    assert result.test_loss == tests[result.epoch - 1].loss
+    assert result.confusion is result.spectrum is None
+    assert found["retrain"].value == found["test-epoch"].value == tests[-1].value  # until folds are combined
+    assert "test_accuracy" not in found["retrain"].curves
+    assert_equal_states(models["retrain"].trained.network.state_dict(), training.model.state_dict())
+
+
+def test_one_epoch_is_taken_for_all_folds_of_a_seed():
+    curves = {0: [(50.0, 90.0, 70.0), (80.0, 60.0, 75.0)], 3: [(40.0, 40.0, 60.0), (90.0, 10.0, 60.0)]}
+    results = [
+        FoldResult(
+            number=number,
+            value=values[-1],
+            test_loss=0.5,
+            seconds=1.0,
+            epoch=3,
+            fold=number % 2,
+            seed=seed,
+            curves={"test_accuracy": values, "test_loss": (0.1, 0.2, 0.3)},
+        )
+        for number, (seed, values) in enumerate((seed, values) for seed in curves for values in curves[seed])
+    ]
+    found = TASK.combine("test-epoch", results)
+    assert [(one.value, one.epoch, one.test_loss) for one in found] == [
+        (90.0, 2, 0.2),
+        (60.0, 2, 0.2),
+        (40.0, 1, 0.1),
+        (90.0, 1, 0.1),
+    ]
+    assert TASK.combine("retrain", results) == results
+
+
+def test_permuted_labels_are_a_data_set_of_its_own(graphs):
+    found = TASK.load(replace(CONFIG, permute_labels=True))
+    assert found.name == "MUTAG (permuted labels)"
+    assert torch.equal(found.targets.bincount(), graphs.targets.bincount())
+    assert not torch.equal(found.targets, graphs.targets)
+    assert TASK.identity(found).digest != TASK.identity(graphs).digest
+    assert torch.equal(TASK.load(replace(CONFIG, permute_labels=True)).targets, found.targets)

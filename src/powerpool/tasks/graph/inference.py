@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +101,12 @@ def _convert_old(state: dict[str, Json]) -> Json:
     return {"config": config, "features": features, "classes": list(state["classes"])}
 
 
+def permute_labels(graphs: GraphSet, seed: int) -> GraphSet:
+    """Return the graphs with shuffled labels, and a name that says so."""
+    order = torch.randperm(len(graphs), generator=torch.Generator().manual_seed(seed))
+    return replace(graphs, name=f"{graphs.name} (permuted labels)", targets=graphs.targets[order])
+
+
 @dataclass(frozen=True)
 class GraphEvaluation(Evaluation):
     """Accuracy in %, mean cross-entropy, accuracy by class and confusion matrix of a model on some graphs."""
@@ -155,6 +161,8 @@ def evaluate(options: EvaluateOptions, make_fold: Callable[[GraphConfig, GraphSe
     model, config = load_run(options.run), read_recipe(Path(options.run, CONFIG), RunConfig)
     root = options.data_root or config.data_root
     graphs = model.read(options.data or config.data, root, download=options.download)
+    if config.permute_labels and not options.data:
+        graphs = permute_labels(graphs, config.seed)
     is_own = is_data_of(options.run, graphs.digest)
     if not options.data and not is_own:
         raise RecordError(

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from powerpool.data import GraphBatch
 from powerpool.tasks.graph.config import ModelConfig
+from powerpool.tasks.graph.convolution import Adjacency, gin_convolution
 from powerpool.tasks.methods import GRAPH_METHODS
 from powerpool.tasks.pooling import FeatureSet, Normalization, normalization_of, split_rows
 from powerpool.tasks.training import recompute_batch_norm
@@ -47,12 +48,14 @@ class GraphClassifier(nn.Module):
         hidden = config.hidden
         self.method = config.method
         self.neighbours = config.neighbours
+        self.symmetric = False
+        """Whether no batch has an edge in one direction only, which saves the backward pass a sort of the edges."""
         self.rectified = GRAPH_METHODS[config.method].norm.nonnegative
         self.convolutions = nn.ModuleList(
             GINConv(_mlp(before, hidden), train_eps=False) for before in [channels, *[hidden] * (config.layers - 1)]
         )
         self.readout = make_readout(config)
-        self.features = hidden if GRAPH_METHODS[config.method].order == "first" else hidden * (hidden + 1) // 2
+        self.features: int = getattr(self.readout, "out_features", hidden)  # those of PyG have none
         self.head: nn.Module = nn.Sequential(
             nn.Linear(self.features, hidden),
             nn.ReLU(),
@@ -72,11 +75,15 @@ class GraphClassifier(nn.Module):
 
     def nodes(self, batch: GraphBatch) -> Tensor:  # shape: (nodes, hidden)
         """Return the node features that the readout pools."""
-        x, edges = batch.x, batch.edge_index
+        x = batch.x
         if self.training and self.neighbours is not None:
-            edges = sample_neighbours(edges, self.neighbours)
-        for convolution in self.convolutions:
-            x = convolution(x, edges)
+            edges = sample_neighbours(batch.edge_index, self.neighbours)
+            for convolution in self.convolutions:
+                x = convolution(x, edges)
+        else:
+            adjacency = Adjacency(batch.edge_index, batch.num_nodes, symmetric=self.symmetric)
+            for convolution in self.convolutions:
+                x = gin_convolution(convolution.nn, x, adjacency)
         return x.relu() if self.rectified else x
 
     def feature_sets(self, batch: GraphBatch) -> list[FeatureSet]:
@@ -113,7 +120,13 @@ def make_readout(config: ModelConfig) -> Aggregation:
     if method.order == "first":
         return MeanAggregation() if method.reduce == "mean" else SumAggregation()
     return SecondOrderAggregation(
-        config.hidden, method.make_curve(config), method.mode, config.beta, method.make_solver(config)
+        config.hidden,
+        method.make_curve(config),
+        method.mode,
+        config.beta,
+        method.make_solver(config),
+        mean=config.mean,
+        trace_power=config.trace_power,
     )
 
 

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
+from powerpool.checks import require_seed
 from powerpool.errors import ArgumentError, require_choice
 from powerpool.tasks import options as base
-from powerpool.tasks.graph.config import PROTOCOLS, GraphConfig, Protocol
+from powerpool.tasks.graph.config import PROTOCOLS, TEST_PROTOCOLS, GraphConfig, Protocol
 from powerpool.tasks.methods import GRAPH_METHODS
 from powerpool.tasks.options import read_layered, require_answer_file, require_distinct, take_fields
 
@@ -19,7 +20,8 @@ class RunConfig(GraphConfig):
     """What ``config.yaml`` of a run folder holds.
 
     Args:
-        protocol: validation-only keeps the selected model; retrain trains it again on all but the test graphs
+        protocol: validation-only keeps the selected model; retrain trains it again on all but the test graphs, for
+            training.retrain_epochs
         fold: which fold is tested on
     """
 
@@ -108,9 +110,15 @@ class ReproduceOptions(base.ReproduceOptions):
 
     Args:
         data: data sets of the TU collection, or folders or zips in the TU format
-        protocols: validation-only, retrain or both
+        protocols: validation-only and retrain, or one of them. test-epoch takes the best epoch of the mean test curve
+            over folds, as the code of GIN does, and test-epoch-per-fold the best epoch of each fold, as that of SOPool
+            does; both are chosen on test graphs: optimistic, only for comparison with published figures
+        permute_labels: a control: the labels of all graphs are shuffled
         full: a grid over the whole ranges of the paper: hours to days
         seed: of folds, weights and batches; default: that of the recipe
+        seeds: of initial weights, batches and dropout, on the same folds; the first searches the grid, and the others
+            use what it selected on each fold; default: that of the folds
+        fold_subset: folds to run, counted from 0; default: all
     """
 
     task: ClassVar[str] = "graph"
@@ -118,13 +126,18 @@ class ReproduceOptions(base.ReproduceOptions):
     methods: list[str] = field(default_factory=lambda: list(GRAPH_METHODS))
     protocols: list[str] = field(default_factory=lambda: list(PROTOCOLS))
     full: bool = False
+    permute_labels: bool | None = None
     seed: int | None = None
+    seeds: list[int] = field(default_factory=list)
+    fold_subset: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        for seed in self.seeds:
+            require_seed(seed)
         for protocol in self.protocols:
-            require_choice(protocol, PROTOCOLS, "value of protocols")
-        require_distinct(protocols=self.protocols)
+            require_choice(protocol, (*PROTOCOLS, *TEST_PROTOCOLS), "value of protocols")
+        require_distinct(protocols=self.protocols, seeds=self.seeds, fold_subset=self.fold_subset)
         if not self.protocols or not self.methods:
             raise ArgumentError("protocols and methods must each have at least one value.")
         if self.full and (self.quick or self.recipe):
@@ -147,6 +160,7 @@ class ReproduceOptions(base.ReproduceOptions):
             scales,
             data_root=self.data_root,
             download=self.download,
+            permute_labels=self.permute_labels,
             seed=self.seed,
             model__method="GIN0",
         )

@@ -1,8 +1,11 @@
 """Graph classification as a task: a chain is a fold, a unit is a grid point of a fold.
 
 ``validation-only`` trains every grid point on the training graphs, selects the epoch and then the grid point by
-validation loss, and tests that model. ``retrain`` trains the selected point again for the selected number of epochs on
-training and validation graphs. No choice depends on the test graphs.
+validation loss, and tests that model. ``retrain`` trains the selected point again on training and validation graphs,
+for all epochs or for the selected number of them. No choice depends on the test graphs.
+
+``test-epoch`` and ``test-epoch-per-fold`` train as ``retrain`` does and choose the epoch on test graphs, see
+:mod:`powerpool.tasks.graph.protocols`.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ import contextlib
 import time
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +24,7 @@ from torch import Tensor
 from powerpool.data import Fold, GraphSet, load_graphs, stratified_folds
 from powerpool.data.tu_format import is_at_path
 from powerpool.errors import ArgumentError, NotFiniteError, RecordError
+from powerpool.files import read_json
 from powerpool.runs.config import RenamedFieldWarning
 from powerpool.runs.folder import DataIdentity, load_state, require_same_data, save_model, save_state
 from powerpool.runs.record import Confusion, FoldResult, Score, Trial
@@ -34,15 +38,23 @@ from powerpool.tasks.base import (
     Watch,
     confusion_matrix,
     ignore_progress,
-    round_curve,
     with_absolute_paths,
 )
-from powerpool.tasks.graph.config import GraphConfig, ModelConfig, grid_values
-from powerpool.tasks.graph.inference import TrainedModel, evaluate, feature_source, predict
+from powerpool.tasks.graph.config import (
+    OPTIMISTIC,
+    TEST_EPOCH,
+    TEST_EPOCH_PER_FOLD,
+    TEST_PROTOCOLS,
+    GraphConfig,
+    ModelConfig,
+    Point,
+)
+from powerpool.tasks.graph.inference import TrainedModel, evaluate, feature_source, permute_labels, predict
 from powerpool.tasks.graph.model import GraphClassifier
 from powerpool.tasks.graph.options import EvaluateOptions, PredictOptions, ReproduceOptions
+from powerpool.tasks.graph.protocols import at_best_epoch, at_common_epoch, shown_curves
 from powerpool.tasks.graph.training import Training, TrainingCurves, collate, compute_logits, score_of
-from powerpool.tasks.methods import GRAPH_METHODS, unused_settings
+from powerpool.tasks.methods import GRAPH_METHODS, PARAMETERS, unused_settings
 from powerpool.tasks.pooling import FeatureSource, Samples, mean_spectrum, spread_out
 
 CHECKPOINT_SECONDS = 5.0
@@ -53,7 +65,7 @@ CHECKPOINT_SECONDS = 5.0
 class GraphFit:
     """A trained grid point: its selected epoch, and the weights after it."""
 
-    model: ModelConfig
+    point: Point
     epoch: int
     score: Score
     curves: TrainingCurves
@@ -63,7 +75,7 @@ class GraphFit:
     @property
     def trial(self) -> Trial:
         """What a record keeps of it."""
-        return Trial(grid_values(self.model), self.score.value, self.score.loss, self.epoch)
+        return Trial(self.point.values, self.score.value, self.score.loss, self.epoch)
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,19 +93,20 @@ class GraphTask(Task[GraphConfig, GraphSet, GraphFit, GraphModel]):
     """Graph classification by GIN0 with a readout of the tables."""
 
     name = "graph"
-    version = 2
+    version = 3
     baseline = "GIN0"
     config_type = GraphConfig
     packages = ("torch_geometric",)
 
     def load(self, config: GraphConfig, watch: Watch = ignore_progress) -> GraphSet:
-        return load_graphs(
+        graphs = load_graphs(
             config.data,
             config.data_root,
             features=config.features,
             degree_cap=config.degree_cap,
             download=config.download,
         )
+        return permute_labels(graphs, config.seed) if config.permute_labels else graphs
 
     def identity(self, data: GraphSet) -> DataIdentity:
         return DataIdentity(data.name, data.digest)
@@ -117,8 +130,9 @@ class GraphTask(Task[GraphConfig, GraphSet, GraphFit, GraphModel]):
     ) -> GraphFit | None:
         fold = make_fold(config, data, unit.chain)
         points = list(config.points())
+        point = points[unit.point]
         training = Training(
-            points[unit.point], config.training, data, fold.train, fold.validation, _seed(config, unit.chain)
+            point.model, point.training, data, fold.train, fold.validation, seed=_seed(config, unit.chain)
         )
         epochs = config.training.epochs
 
@@ -129,7 +143,7 @@ class GraphTask(Task[GraphConfig, GraphSet, GraphFit, GraphModel]):
         best = training.best
         if best is None:
             return None
-        return GraphFit(points[unit.point], best.epoch, best.score, training.curves, best.weights, training.seconds)
+        return GraphFit(point, best.epoch, best.score, training.curves, best.weights, training.seconds)
 
     def select(self, fits: Sequence[GraphFit], protocol: str) -> GraphFit:
         """Return the fit with the lowest validation loss, the first of equals."""
@@ -147,17 +161,23 @@ class GraphTask(Task[GraphConfig, GraphSet, GraphFit, GraphModel]):
     ) -> dict[str, GraphModel]:
         if not fits:
             raise _diverged(config, chain)
-        models = {}
+        models, again = {}, dict[int, Training]()
         for protocol in protocols:
             best = self.select(fits, protocol)
-            if protocol == "retrain":
-                training = self._train_again(config, data, chain, best, checkpoint, watch)
+            if protocol != "validation-only":
+                is_short = protocol == "retrain" and config.training.retrain_epochs == "selected"
+                epochs = best.epoch if is_short else config.training.epochs
+                if epochs not in again:
+                    watched = not set(TEST_PROTOCOLS).isdisjoint(protocols)
+                    own = checkpoint and checkpoint.with_name(f"{checkpoint.name}-{epochs}")
+                    again[epochs] = self._train_again(config, data, chain, best, epochs, watched, own, watch)
+                training = again[epochs]
                 network, curves, seconds = training.model, training.curves, training.seconds
             else:
-                network = GraphClassifier(best.model, data.channels, len(data.classes))
+                network = GraphClassifier(best.point.model, data.channels, len(data.classes))
                 network.load_state_dict(best.weights)
                 curves, seconds = best.curves, 0.0
-            trained = TrainedModel(best.model, network.to(config.training.device), data.features, data.classes)
+            trained = TrainedModel(best.point.model, network.to(config.training.device), data.features, data.classes)
             models[protocol] = GraphModel(trained, best, curves, seconds)
         return models
 
@@ -167,16 +187,23 @@ class GraphTask(Task[GraphConfig, GraphSet, GraphFit, GraphModel]):
         data: GraphSet,
         chain: int,
         best: GraphFit,
+        epochs: int,
+        watched: bool,
         checkpoint: Path | None,
         watch: Watch,
     ) -> Training:
-        """Train the selected point for its number of epochs on all graphs but those of the test."""
-        fold = make_fold(config, data, chain)
-        training = Training(best.model, config.training, data, fold.train_and_validation, seed=_seed(config, chain))
-        _run(
-            training, best.epoch, checkpoint, lambda training: watch("epochs of retraining", training.epoch, best.epoch)
+        """Train the selected point on all graphs but those of the test, which are tested every epoch if watched."""
+        fold, point = make_fold(config, data, chain), best.point
+        training = Training(
+            point.model,
+            point.training,
+            data,
+            fold.train_and_validation,
+            watched=fold.test if watched else None,
+            seed=_seed(config, chain),
         )
-        if training.epoch < best.epoch:
+        _run(training, epochs, checkpoint, lambda training: watch("epochs of retraining", training.epoch, epochs))
+        if training.epoch < epochs:
             raise _diverged(config, chain)
         training.prepare_evaluation()
         return training
@@ -209,15 +236,25 @@ class GraphTask(Task[GraphConfig, GraphSet, GraphFit, GraphModel]):
                 value=score.value,
                 test_loss=score.loss,
                 seconds=sum(fit.seconds for fit in fits) + model.seconds,
-                chosen=grid_values(best.model),
-                epoch=best.epoch,
+                fold=chain,
+                seed=_training_seed(config),
+                chosen=best.point.values,
+                epoch=best.epoch if protocol == "validation-only" else len(model.curves.train_loss),
                 validation=best.score,
                 trials=tuple(fit.trial for fit in ordered),
-                curves={name: round_curve(values) for name, values in asdict(model.curves).items() if values},
+                curves=shown_curves(model.curves, tested=protocol in TEST_PROTOCOLS),
                 confusion=Confusion.of(confusion, data.classes),
                 spectrum=mean_spectrum(network.normalization, sets),
             )
+        if TEST_EPOCH_PER_FOLD in found:
+            found[TEST_EPOCH_PER_FOLD] = at_best_epoch(found[TEST_EPOCH_PER_FOLD])
         return found
+
+    def combine(self, protocol: str, results: Sequence[FoldResult]) -> Sequence[FoldResult]:
+        return at_common_epoch(results) if protocol == TEST_EPOCH else results
+
+    def protocol_settings(self, protocol: str) -> dict[str, Json]:
+        return {"epoch_is": OPTIMISTIC} if protocol in TEST_PROTOCOLS else {}
 
     def save(self, model: GraphModel, folder: Path) -> None:
         save_model(folder, self.name, model.trained.spec, model.trained.network.state_dict())
@@ -256,8 +293,8 @@ class GraphTask(Task[GraphConfig, GraphSet, GraphFit, GraphModel]):
         unused = unused_settings(method, config.model, ModelConfig(), "model")
         unused += [
             f"grid.{name}"
-            for name in ("eta", "sigme_eta")
-            if getattr(config.grid, name) and name not in method.parameters
+            for name in PARAMETERS
+            if getattr(config.own_grid, name, None) and name not in method.parameters
         ]
         return [f"{config.model.method} does not depend on {', '.join(unused)}."] if unused else []
 
@@ -266,16 +303,38 @@ class GraphTask(Task[GraphConfig, GraphSet, GraphFit, GraphModel]):
         for data in options.data_sets:
             recipe = options.read_config(data)
             graphs = self.load(recipe, watch)
-            make_fold(recipe, graphs, 0)
+            folds = options.fold_subset or list(range(recipe.folds))
+            for fold in folds:
+                make_fold(recipe, graphs, fold)
+            first, *others = options.seeds or [_training_seed(recipe)]
             for method in options.methods:
-                # A recipe serves all methods: its beta is for those that have one.
-                beta = recipe.model.beta if "beta" in GRAPH_METHODS[method].parameters else 0.0
-                config = self.prepare(replace(recipe, model=replace(recipe.model, method=method, beta=beta)))
-                rows.append(Row((config,) * config.folds, graphs, tuple(options.protocols), method, graphs.name))
+                # A recipe serves all methods: its settings are for those that have them.
+                unused = {
+                    name for name in ("beta", "mean", "trace_power") if name not in GRAPH_METHODS[method].parameters
+                }
+                model = replace(recipe.model, method=method, **{name: getattr(ModelConfig, name) for name in unused})
+                config = self.prepare(replace(recipe, model=model))
+                row = Row(
+                    (_with_seed(config, first),) * len(folds),
+                    graphs,
+                    tuple(options.protocols),
+                    method,
+                    graphs.name,
+                    chains=tuple(folds),
+                )
+                rows.append(row)
+                for seed in others:
+                    settings: dict[str, Json] = {"search_seed": first}
+                    configs = (_with_seed(config, seed),) * len(folds)
+                    rows.append(
+                        replace(
+                            row, configs=configs, source=row, start_from=_use_choice, extends=True, settings=settings
+                        )
+                    )
         return rows
 
     def describe(self, config: GraphConfig, data: GraphSet, protocol: str, result: Any) -> str:
-        chosen = ", ".join(f"{name} {value:g}" for name, value in result.chosen.items())
+        chosen = ", ".join(f"{name} {value}" for name, value in result.chosen.items())
         return (
             f"{config.model.method} on {data.name}, {protocol}, fold {result.number}: test accuracy "
             f"{result.value:.1f} %, epoch {result.epoch}, {chosen}, {result.seconds:.1f} s."
@@ -292,9 +351,24 @@ def make_fold(config: GraphConfig, graphs: GraphSet, number: int) -> Fold:
     return stratified_folds(graphs.targets, config.folds, config.seed)[number]
 
 
+def _training_seed(config: GraphConfig) -> int:
+    return config.seed if config.training.seed is None else config.training.seed
+
+
 def _seed(config: GraphConfig, fold: int) -> int:
     """Return the seed of all trainings on a fold, the same for all methods."""
-    return 1000 * config.seed + fold
+    return 1000 * _training_seed(config) + fold
+
+
+def _with_seed(config: GraphConfig, seed: int) -> GraphConfig:
+    """Return the settings with a seed of trainings; that of the folds is left out, so that stored units are found."""
+    return replace(config, training=replace(config.training, seed=None if seed == config.seed else seed))
+
+
+def _use_choice(config: GraphConfig, result: Path) -> GraphConfig:
+    """Return the settings with the grid point that another seed selected on the same fold."""
+    found = read_json(result)["results"]
+    return config.at(next(iter(found.values()))["chosen"])
 
 
 def _run(training: Training, epochs: int, file: Path | None, show: Any) -> None:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from powerpool.data import GraphBatch, GraphSet
 from powerpool.runs.record import Score
 from powerpool.tasks.graph.config import ModelConfig, TrainingConfig
+from powerpool.tasks.graph.convolution import is_symmetric
 from powerpool.tasks.graph.model import GraphClassifier, recompute_statistics
 from powerpool.tasks.training import require_device
 
@@ -25,6 +26,8 @@ class TrainingCurves:
     train_loss: list[float] = field(default_factory=list)
     validation_loss: list[float] = field(default_factory=list)
     validation_accuracy: list[float] = field(default_factory=list)
+    test_loss: list[float] = field(default_factory=list)
+    test_accuracy: list[float] = field(default_factory=list)
 
 
 @dataclass
@@ -49,6 +52,8 @@ class Training:
         graphs: the data set.
         train: indices of the training graphs.
         validation: indices of the graphs that select the epoch; None to select none.
+        watched: indices of test graphs, to test every epoch; None to test none. They change neither weights nor
+            selection.
         seed: of initial weights, batches and dropout.
 
     Example:
@@ -68,10 +73,12 @@ class Training:
         graphs: GraphSet,
         train: Tensor,  # shape: (train,)
         validation: Tensor | None = None,  # shape: (validation,)
+        watched: Tensor | None = None,  # shape: (test,)
         seed: int = 0,
     ) -> None:
         self.config, self.graphs, self.train = config, graphs.to(require_device(config.device)), train
         self.validation = None if validation is None else collate(self.graphs, validation, config.batch_size)
+        self.watched = None if watched is None else collate(self.graphs, watched, config.batch_size)
         self.order = torch.Generator().manual_seed(seed)
         # Files are often sorted by class: shuffle, so that these batches are mixed as those of the training are.
         shuffled = train[torch.randperm(len(train), generator=torch.Generator().manual_seed(0))]
@@ -82,6 +89,7 @@ class Training:
             torch.manual_seed(seed)
             self.model = GraphClassifier(model, graphs.channels, len(graphs.classes)).to(config.device)
             self.random = _random_state(config.device)
+        self.model.symmetric = is_symmetric(self.graphs.edge_index)
         self.optimizer = torch.optim.Adam(
             self.model.parameters(), lr=config.learning_rate, weight_decay=config.weight_decay
         )
@@ -110,8 +118,13 @@ class Training:
             self.random = _random_state(self.config.device)
         self.schedule.step()
         self.curves.train_loss.append(loss)
-        if self.validation is not None:
+        if self.validation is not None or self.watched is not None:
             self.prepare_evaluation()
+        if self.watched is not None:
+            tested = score(self.model, self.watched)
+            self.curves.test_loss.append(tested.loss)
+            self.curves.test_accuracy.append(tested.value)
+        if self.validation is not None:
             validated = score(self.model, self.validation)
             self.curves.validation_loss.append(validated.loss)
             self.curves.validation_accuracy.append(validated.value)
