@@ -152,7 +152,7 @@ def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:
     """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    for row in (rows[0].keys(), *(row.values() for row in rows)):
+    for row in (list(rows[0]), *(list(row.values()) for row in rows)):
         writer.writerow([f"'{cell}" if isinstance(cell, str) and cell.startswith(FORMULA) else cell for cell in row])
     return text.getvalue()
 
