@@ -92,7 +92,7 @@ def test_the_command_says_its_version_and_what_to_install(core):
 def test_the_wheel_holds_the_package_and_nothing_else(built):
     with zipfile.ZipFile(built / f"{NAME}-py3-none-any.whl") as wheel:
         names = wheel.namelist()
-    assert {name.split("/")[0] for name in names} == {"powerpool", f"{NAME}.dist-info"}
+    assert {name.split("/")[0] for name in names} == {"powerpool", "_powerpool_main.py", f"{NAME}.dist-info"}
     sources = {str(path.relative_to(ROOT / "src")) for path in (ROOT / "src/powerpool").rglob("*") if path.is_file()}
     assert {name for name in sources if "__pycache__" not in name} <= set(names)
     assert f"{NAME}.dist-info/licenses/LICENSE" in names
