@@ -67,7 +67,7 @@ def _take_part(task: Task[Any, Any, Any, Any], config: Any, options: Any) -> Non
 
 def evaluate(options: Any) -> None:
     """Test the model of a run again; print and write the results."""
-    out = Path(options.out or options.run)
+    out = Path(options.out or options.run or Path("runs", "evaluate", options.task))
     file = out if out.suffix == ".json" else out / EVALUATION
     task = get_task(options.task)
     require_output(file, *([file.with_name(CONFUSION)] if task.draws_confusion else []))

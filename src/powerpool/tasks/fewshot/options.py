@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import ClassVar, Literal, TypeVar
 
@@ -12,6 +12,7 @@ from powerpool.data.images import Corrupt
 from powerpool.errors import ArgumentError
 from powerpool.tasks import options as base
 from powerpool.tasks.fewshot.config import FewShotConfig, StudyConfig
+from powerpool.tasks.fewshot.features import FeatureConfig
 from powerpool.tasks.options import read_layered, require_answer_file, require_distinct, take_fields
 
 C = TypeVar("C", bound=FewShotConfig)
@@ -58,24 +59,36 @@ class TrainOptions(FewShotConfig):
         return Path("runs", "train", "fewshot", data, f"{self.model.method}-{self.protocol}")
 
 
+def require_no_features(options: FeatureConfig, run: str | None) -> None:
+    """Refuse settings of frozen features beside a run, which has its own network."""
+    if run is None:
+        return
+    names = [entry.name for entry in fields(FeatureConfig)]
+    given = [name for name in names if getattr(options, name) != getattr(FeatureConfig(), name)]
+    if given:
+        raise ArgumentError(f"--run {run} has its own network, so --{given[0]} has no effect: leave one of them out.")
+
+
 @dataclass(frozen=True)
-class EvaluateOptions(base.EvaluateOptions):
-    """Test the network of a run again: in other episodes, or on other images.
+class EvaluateOptions(base.EvaluateOptions, FeatureConfig):
+    """Test the network of a run again, in other episodes or on other images; without a run, a frozen backbone.
 
     Args:
-        run: run folder of 'powerpool train fewshot'
-        data: other images, all classes of which are tested: a folder or zip of class folders, or a data set
-        way: classes of an episode; default: as in the run
-        shot: support images of each class; default: as in the run
-        queries: query images of each class; default: as in the run
-        count: number of episodes; default: as in the run
+        run: run folder of 'powerpool train fewshot'; default: a frozen backbone is tested, without any training
+        data: other images, all classes of which are tested: a folder or zip of class folders, or a data set. Without a
+            run: the test classes of a data set, or all classes of a folder
+        way: classes of an episode; default: as in the run, or 5
+        shot: support images of each class; default: as in the run, or 1
+        queries: query images of each class; default: as in the run, or 15
+        count: number of episodes; default: as in the run, or 600
         transductive: use the batch-norm statistics of the episode itself; default: as in the run
         corrupt: whether an unreadable image is an error, or is skipped and counted
-        device: cpu, cuda or cuda:1
-        out: folder for evaluation.json; default: the run folder
+        device: cpu, cuda or cuda:1, for the network of a run
+        out: folder for evaluation.json; default: the run folder, or runs/evaluate/fewshot
     """
 
     task: ClassVar[str] = "fewshot"
+    run: str | None = None  # type: ignore[assignment]
     way: int | None = None
     shot: int | None = None
     queries: int | None = None
@@ -84,34 +97,51 @@ class EvaluateOptions(base.EvaluateOptions):
     corrupt: Corrupt = "error"
     device: str = "cpu"
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_no_features(self, self.run)
+        if self.run is None and self.data is None:
+            raise ArgumentError(
+                "run or data is missing: name a run folder with --run, or images to test a frozen backbone on with "
+                "--data."
+            )
+        if self.run is None and self.transductive:
+            raise ArgumentError("--transductive needs --run: a frozen backbone keeps its batch-norm statistics.")
+        for name, least in (("way", 2), ("shot", 1), ("queries", 1), ("count", 2)):
+            if (value := getattr(self, name)) is not None:
+                require_at_least(least, "", **{name: value})
+
 
 @dataclass(frozen=True)
-class PredictOptions:
-    """Classify images by a few examples of each class, without any training, with the network of a run.
+class PredictOptions(FeatureConfig):
+    """Classify images by a few examples of each class, without any training: with a frozen backbone, or by a run.
 
     Args:
-        run: run folder of 'powerpool train fewshot'
         support: folder or zip with a folder of example images for each class, at least two classes
         images: image files, and folders that are searched recursively
+        run: run folder of 'powerpool train fewshot', whose network compares the images; default: a frozen backbone
         corrupt: whether an unreadable image is an error, or is skipped
+        download: allow downloads of weights that are not on this machine
         out: file for the predictions with all scores, .csv or .json; default: a table is printed
     """
 
     task: ClassVar[str] = "fewshot"
     RENAMED: ClassVar[dict[str, str]] = {"pictures": "images"}
 
-    run: str
-    support: str
-    images: list[str] = field(default_factory=list)
-    corrupt: Corrupt = "error"
-    out: str | None = None
+    support: str = field(kw_only=True)
+    images: list[str] = field(default_factory=list, kw_only=True)
+    run: str | None = field(default=None, kw_only=True)
+    corrupt: Corrupt = field(default="error", kw_only=True)
+    download: bool = field(default=False, kw_only=True)
+    out: str | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require_answer_file(self.out)
+        require_no_features(self, self.run)
         if not self.images:
             raise ArgumentError(
-                "images must name at least one file or folder: powerpool predict fewshot --run RUN --support "
-                "EXAMPLES photo.jpg"
+                "images must name at least one file or folder: powerpool predict fewshot photo.jpg --support EXAMPLES"
             )
 
 

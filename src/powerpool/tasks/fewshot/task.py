@@ -22,11 +22,11 @@ from powerpool.runs.folder import DataIdentity, load_state, require_same_data, s
 from powerpool.runs.record import EpisodeResult
 from powerpool.runs.typed import Json
 from powerpool.tasks.base import Evaluation, Predictions, Row, Task, Unit, Watch, ignore_progress, with_absolute_paths
+from powerpool.tasks.fewshot import frozen
 from powerpool.tasks.fewshot.config import FewShotConfig, ModelConfig
 from powerpool.tasks.fewshot.inference import (
     ImageFormat,
     TrainedModel,
-    describe_accuracy,
     describe_skipped,
     evaluate,
     feature_source,
@@ -36,6 +36,7 @@ from powerpool.tasks.fewshot.inference import (
     run_test,
 )
 from powerpool.tasks.fewshot.options import BASELINE, QUICK_STUDY, EvaluateOptions, PredictOptions, ReproduceOptions
+from powerpool.tasks.fewshot.results import describe_accuracy
 from powerpool.tasks.fewshot.training import Training, require_episodes
 from powerpool.tasks.methods import FEWSHOT_METHODS, unused_settings
 from powerpool.tasks.pooling import FeatureSource, Samples
@@ -158,10 +159,10 @@ class FewShotTask(Task[FewShotConfig, FewShotSet, Training, TrainedModel]):
         save_model(folder, self.name, model.spec, model.network.state_dict())
 
     def evaluate(self, options: EvaluateOptions, watch: Watch) -> Evaluation:
-        return evaluate(options, watch)
+        return frozen.evaluate(options, watch) if options.run is None else evaluate(options, watch)
 
     def predict(self, options: PredictOptions, watch: Watch) -> Predictions:
-        return predict(options)
+        return frozen.predict(options, watch) if options.run is None else predict(options)
 
     def feature_source(self, folder: Path, samples: Samples) -> FeatureSource:
         return feature_source(folder, samples)
