@@ -239,7 +239,7 @@ class FewShotConfig:
             >>> FewShotConfig(test=EpisodeConfig(shot=5, transductive=True)).protocol
             '5-way-5-shot-transductive'
         """
-        return f"{self.test.way}-way-{self.test.shot}-shot{'-transductive' if self.test.transductive else ''}"
+        return protocol_name(self.test)
 
     def with_way(self, way: int) -> FewShotConfig:
         """Return the same settings with another number of test classes."""
@@ -275,6 +275,11 @@ class StudyConfig(FewShotConfig):
             class_order=None,
             training=replace(self.training, episodes=self.source_episodes),
         )
+
+
+def protocol_name(test: EpisodeConfig) -> str:
+    """Return the name of a test in the tables."""
+    return f"{test.way}-way-{test.shot}-shot{'-transductive' if test.transductive else ''}"
 
 
 def require_image_format(size: int, channels: int, method: str) -> None:

@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from functools import partial
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from powerpool.checks import require_above
-from powerpool.data import Crops, ImageDataset, ImageSplit
+from powerpool.data import ImageDataset, ImageSplit
 from powerpool.data.banks import DTYPES, FeatureStore, store_key
 from powerpool.data.decoding import DECODER_VERSION
 from powerpool.data.store import cache_folder
-from powerpool.errors import require_choice
 from powerpool.files import locked
 from powerpool.integrations.backbones import BACKBONES_VERSION, Backbone, fold_batch_norm, load_backbone
-from powerpool.nn import FirstOrderPool2d, SecondOrderPool2d
 from powerpool.tasks.base import Watch, ignore_progress
-from powerpool.tasks.fewshot.classifiers import PENALTIES, Classifier
-from powerpool.tasks.methods import FEATURE_METHODS
+from powerpool.tasks.fewshot.feature_config import FeatureConfig
 
 BATCH = 4
 """Crops that pass through the backbone at once: on a CPU their maps fit into its cache."""
@@ -33,72 +28,6 @@ BLOCK = 2048
 """Images whose vectors are in memory at once, 0.4 GB of 320 channels; more images are pooled again, block by block."""
 STORED: Literal["float16"] = "float16"
 FLUSH_EVERY = 64
-
-
-@dataclass(frozen=True)
-class FeatureConfig:
-    """A frozen backbone, a pool, and a classifier on the pooled vectors.
-
-    Args:
-        backbone: frozen network: efficientnet-lite0, hf:NAME, hf:FOLDER, timm:NAME or torchvision:NAME
-        size: width and height of a crop in pixels
-        crops: crops of an image, which are pooled as one set: 1 (centre), 2 (with its mirror image), 5, 6, 10 or 12
-        method: pool, by its name in the tables: FOP, SOP, or SOP with a curve
-        eta: parameter of MaxExp
-        sigme_eta: parameter of SigmE
-        gamma: parameter of Gamma
-        asinhe_gamma: parameter of AsinhE
-        t: parameter of HDP
-        beta: strength of centering, from 0 (autocorrelation) to 1 (covariance)
-        classifier: nearest class mean, ridge or logistic regression; auto takes the one with the highest leave-one-out
-            accuracy on the examples, and the nearest class mean where a class has one example
-        penalty: of ridge and logistic regression, relative to the mean squared length of the centred examples; default:
-            the best by leave-one-out for auto, otherwise 1 (ridge) and 0.1 (logistic)
-    """
-
-    backbone: str = "efficientnet-lite0"
-    size: int = 224
-    crops: int = 2
-    method: str = "SOP+SpecGamma"
-    eta: float = 20.0
-    sigme_eta: float = 500.0
-    gamma: float = 0.5
-    asinhe_gamma: float = 1000.0
-    t: float = 0.01
-    beta: float = 0.0
-    classifier: Literal["auto", "ncm", "ridge", "logistic"] = "auto"
-    penalty: float | None = None
-
-    def __post_init__(self) -> None:
-        require_choice(self.method, tuple(FEATURE_METHODS), "method")
-        require_choice(self.classifier, ("auto", *PENALTIES), "classifier")
-        if self.penalty is not None:
-            require_above(0, "", penalty=self.penalty)
-        FEATURE_METHODS[self.method].require_settings(self.method, self, "")
-        _ = self.layout  # a bad number of crops fails here
-
-    @property
-    def layout(self) -> Crops:
-        """The crops of an image."""
-        return Crops(size=self.size, count=self.crops)
-
-    @property
-    def fixed_classifier(self) -> Classifier | None:
-        """The classifier; None if the examples choose it."""
-        if self.classifier == "auto":
-            return None
-        default = {"ncm": 0.0, "ridge": 1.0, "logistic": 0.1}[self.classifier]
-        return Classifier(self.classifier, default if self.penalty is None else self.penalty)
-
-    def make_pool(self, channels: int) -> FirstOrderPool2d | SecondOrderPool2d:
-        """Build the pool: vectors of length 1 from features that are scaled to a mean square of 1."""
-        method = FEATURE_METHODS[self.method]
-        options: dict[str, Any] = {"crops": True, "unit_scale": True, "unit_norm": True}
-        curve = method.make_curve(self)
-        if method.order == "first":
-            return FirstOrderPool2d(channels, curve, **options)
-        solver = method.make_solver(self)
-        return SecondOrderPool2d(channels, curve, method.mode, self.beta, solver=solver, **options)
 
 
 class FrozenBackbone:
@@ -198,10 +127,3 @@ def dot_products(config: FeatureConfig, maps: Tensor, watch: Watch = ignore_prog
 @torch.inference_mode()
 def _pool(pool: nn.Module, maps: Tensor) -> Tensor:  # shape: (n, K, C, h, w) -> (n, D)
     return torch.cat([pool(part.float()) for part in maps.split(POOLED)])
-
-
-def with_parameter(config: FeatureConfig, method: str, value: float | None) -> FeatureConfig:
-    """Return the settings with another pool, and a value of the parameter of its curve."""
-    parameter = FEATURE_METHODS[method].norm.parameter
-    changes = {} if parameter is None or value is None else {parameter: value}
-    return replace(config, method=method, **changes)

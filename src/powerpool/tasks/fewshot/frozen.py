@@ -14,7 +14,8 @@ from powerpool.data.images import Corrupt
 from powerpool.tasks.base import Predictions, Watch
 from powerpool.tasks.fewshot.classifiers import Classifier, Examples, choose, chosen_scores, class_scores
 from powerpool.tasks.fewshot.config import EpisodeConfig
-from powerpool.tasks.fewshot.features import FeatureConfig, FrozenBackbone, dot_products, pool_images, store_maps
+from powerpool.tasks.fewshot.feature_config import FeatureConfig
+from powerpool.tasks.fewshot.features import FrozenBackbone, dot_products, pool_images, store_maps
 from powerpool.tasks.fewshot.options import EvaluateOptions, PredictOptions
 from powerpool.tasks.fewshot.results import (
     EpisodeTest,

@@ -12,7 +12,8 @@ from powerpool.data.images import Corrupt
 from powerpool.errors import ArgumentError
 from powerpool.tasks import options as base
 from powerpool.tasks.fewshot.config import FewShotConfig, StudyConfig
-from powerpool.tasks.fewshot.features import FeatureConfig
+from powerpool.tasks.fewshot.feature_config import FeatureConfig, FeatureStudyConfig
+from powerpool.tasks.methods import FEATURE_METHODS
 from powerpool.tasks.options import read_layered, require_answer_file, require_distinct, take_fields
 
 C = TypeVar("C", bound=FewShotConfig)
@@ -153,14 +154,18 @@ class ReproduceOptions(base.ReproduceOptions):
         data: data sets such as glyphs, omniglot, miniimagenet, flower102, food101 or open_mic, or folders or zips of
             class folders
         problems: problems of Open MIC: p1->p2 and so on, or names of exhibitions; default: that of the recipe
-        methods: rows of the table; default: six methods for one support image, three for more. The method of a recipe
-            is ignored
+        methods: rows of the table; default: seven methods for one support image, four for more. The method of a recipe
+            is ignored. For the study features: pools, such as FOP and SOP+SpecGamma
         shots: numbers of support images, with a training for each; default: that of the recipe
         ways: numbers of test classes, with one training for all; default: that of the recipe
-        seeds: of weights and training episodes, with a training for each; default: that of the recipe
-        study: pretraining compares each method with and without a training on another data set before
-        source: data set of the first training of the study; default: that of the recipe
-        out: folder for trainings, records and the report; default: runs/reproduce/fewshot (-pretraining, -quick)
+        seeds: of weights and training episodes, with a training for each; default: that of the recipe. For the study
+            features: of test episodes; default: 0 1 2 3 4
+        study: pretraining compares each method with and without a training on another data set before. features
+            compares pools and classifiers on a frozen backbone, without training
+        source: data set of the first training of the study pretraining; default: that of the recipe
+        backbone: frozen network of the study features; default: that of the recipe
+        out: folder for trainings, records and the report; default: runs/reproduce/fewshot (-pretraining, -features,
+            -quick)
     """
 
     task: ClassVar[str] = "fewshot"
@@ -169,8 +174,9 @@ class ReproduceOptions(base.ReproduceOptions):
     shots: list[int] = field(default_factory=list)
     ways: list[int] = field(default_factory=list)
     seeds: list[int] = field(default_factory=list)
-    study: Literal["pretraining"] | None = None
+    study: Literal["pretraining", "features"] | None = None
     source: str | None = None
+    backbone: str | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -179,12 +185,23 @@ class ReproduceOptions(base.ReproduceOptions):
         require_at_least(2, "", **{"each of ways": min(self.ways, default=2)})
         if self.study and max(len(self.data), len(self.problems)) > 1:
             raise ArgumentError(f"--study {self.study} takes one data set (got {self.data}, {self.problems}).")
-        if self.source and self.study is None:
+        if self.source and self.study != "pretraining":
             raise ArgumentError("--source needs --study pretraining: no other training uses a second data set.")
+        if self.backbone and self.study != "features":
+            raise ArgumentError(
+                "--backbone needs --study features: all other networks are trained from random weights."
+            )
+
+    @property
+    def known_methods(self) -> Sequence[str]:
+        """What ``methods`` may name."""
+        return tuple(FEATURE_METHODS) if self.study == "features" else super().known_methods
 
     @property
     def data_sets(self) -> list[str | None]:
         """What to read; None stands for the data set that the recipe names."""
+        if self.study == "features" and not self.data:
+            return ["digits"] if self.quick else [None]
         if self.study and not self.data:
             return [next(name for name in reversed(QUICK_STUDY) if name != self.source)] if self.quick else [None]
         return super().data_sets
@@ -217,6 +234,20 @@ class ReproduceOptions(base.ReproduceOptions):
         (data,), (problem,) = self.data_sets, self.chosen_problems
         found = self._read(StudyConfig, data, problem, self.recipe or "fewshot/pretraining")
         return replace(found, source_episodes=found.training.episodes) if self.quick else found
+
+    def read_feature_study(self) -> FeatureStudyConfig:
+        """Return the settings of the study of frozen features."""
+        (data,) = self.data_sets
+        return read_layered(
+            FeatureStudyConfig,
+            "fewshot",
+            data,
+            self.recipe or f"fewshot/features{'-quick' if self.quick else ''}",
+            [],
+            data_root=self.data_root,
+            download=self.download,
+            backbone=self.backbone,
+        )
 
     def _read(self, kind: type[C], data: str | None, problem: str | None, recipe: str | None) -> C:
         # Methods come from the options. The baseline fits whatever parameters a recipe has for others.

@@ -19,7 +19,7 @@ from powerpool.data import FewShotSet, MissingDataError
 from powerpool.data.sources import is_at_path
 from powerpool.errors import ArgumentError, RecordError, UnknownNameError
 from powerpool.runs.folder import DataIdentity, load_state, require_same_data, save_model, save_state
-from powerpool.runs.record import EpisodeResult
+from powerpool.runs.record import EpisodeResult, RunRecord
 from powerpool.runs.typed import Json
 from powerpool.tasks.base import Evaluation, Predictions, Row, Task, Unit, Watch, ignore_progress, with_absolute_paths
 from powerpool.tasks.fewshot import frozen
@@ -37,8 +37,9 @@ from powerpool.tasks.fewshot.inference import (
 )
 from powerpool.tasks.fewshot.options import BASELINE, QUICK_STUDY, EvaluateOptions, PredictOptions, ReproduceOptions
 from powerpool.tasks.fewshot.results import describe_accuracy
+from powerpool.tasks.fewshot.study import study_features
 from powerpool.tasks.fewshot.training import Training, require_episodes
-from powerpool.tasks.methods import FEWSHOT_METHODS, unused_settings
+from powerpool.tasks.methods import FEATURE_METHODS, FEWSHOT_METHODS, unused_settings
 from powerpool.tasks.pooling import FeatureSource, Samples
 from powerpool.tasks.training import announce_precision, stop_on_interrupt
 
@@ -48,6 +49,9 @@ ONE_SHOT = (BASELINE, "PrototypicalNet", "SoSN(x)", "SoSN(x)+SigmE", "SoSN(x)+As
 MORE_SHOTS = (BASELINE, "SoSN(x)+SigmE", "SoSN(x+L)+SigmE")
 PRETRAINING = ("SoSN(x+L)+SigmE", "SoSN(x+L)+SpecMaxExpF")
 """The methods of a table where none are named: for one support image, for several, and in the study of pre-training."""
+
+SEEDS = (0, 1, 2, 3, 4)
+"""Seeds of test episodes in the study of frozen features."""
 
 FewShotRow = Row[FewShotConfig, FewShotSet]
 
@@ -189,7 +193,7 @@ class FewShotTask(Task[FewShotConfig, FewShotSet, Training, TrainedModel]):
         return [f"{method} does not depend on {', '.join(unused)}."] if unused else []
 
     def plan(self, options: ReproduceOptions, watch: Watch) -> list[FewShotRow]:
-        if options.study:
+        if options.study == "pretraining":
             return self._plan_study(options, watch)
         rows: list[FewShotRow] = []
         for name in options.data_sets:
@@ -200,6 +204,14 @@ class FewShotTask(Task[FewShotConfig, FewShotSet, Training, TrainedModel]):
                     methods = options.methods or (ONE_SHOT if shot == 1 else MORE_SHOTS)
                     rows += [make_row(options, with_method(config, method, shot), data) for method in methods]
         return rows
+
+    def study(self, options: ReproduceOptions, watch: Watch) -> list[RunRecord] | None:
+        if options.study != "features":
+            return None
+        config = options.read_feature_study()
+        ways, shots = options.ways or [config.test.way], options.shots or [config.test.shot]
+        forms = [replace(config.test, way=way, shot=shot) for way in ways for shot in shots]
+        return study_features(config, options.methods or tuple(FEATURE_METHODS), forms, options.seeds or SEEDS, watch)
 
     def _plan_study(self, options: ReproduceOptions, watch: Watch) -> list[FewShotRow]:
         """Return three rows for each method: on the source, on the target, and on the target from the source model."""
