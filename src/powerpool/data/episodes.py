@@ -17,16 +17,12 @@ from powerpool.data.banks import Resize, read_bank
 from powerpool.data.images import Corrupt, ImageBank, ImageSplit, describe_images, make_split
 from powerpool.data.layouts import EXHIBITIONS
 from powerpool.data.sources import Listing, Place, list_place, locate, names_of
-from powerpool.data.splits import CUT_HINT, SPLIT_NAMES, ClassCut, Labelled, natural_key
+from powerpool.data.splits import CUT_HINT, SPLIT_NAMES, ClassCut, EpisodeError, Labelled, default_cut, natural_key
 from powerpool.data.store import DataError, Limits, MissingDataError, hash_text, join_some
 from powerpool.errors import ArgumentError, DTypeError, ShapeError
 
 QUARTERS = 4
 """The number of quarter turns of an image, including none."""
-
-
-class EpisodeError(ArgumentError):
-    """There are too few classes, or too few images per class; the message suggests a smaller episode."""
 
 
 @dataclass(frozen=True, eq=False)  # tensors have no single truth value
@@ -302,15 +298,23 @@ def list_fewshot(
     problem: str | None = None,
     download: bool = False,
     limits: Limits | None = None,
+    whole: bool = False,
 ) -> FewShotListing:
-    """Find an image data set and divide its classes into splits; see :func:`load_fewshot`."""
+    """Find an image data set and divide its classes into splits; see :func:`load_fewshot`.
+
+    With ``whole``, all classes of a data set without a usual division are for testing.
+    """
     limits = limits or Limits()
     place = locate(data, root, download)
     listing = list_place(place, limits, download, nested=True, problem=problem)
     usual = _usual_cut(place)
-    has_usual_splits = problem is not None or usual is not None or _is_divided(listing)
+    has_usual_splits = problem is not None or usual is not None or (cut is None and _is_divided(listing))
     if problem is None:
-        listing = replace(listing, images=_divide(listing, cut, usual))
+        if whole and not has_usual_splits:
+            images = [image._replace(split="test") for image in listing.images]
+        else:
+            images = _divide(listing, cut, usual)
+        listing = replace(listing, images=images)
     elif cut is not None:
         raise ArgumentError(f"{listing.source} is divided by the problem {problem}: pass no cut.")
     classes = listing.classes or tuple(sorted({image.label for image in listing.images}, key=natural_key))
@@ -343,21 +347,6 @@ def _exhibitions(bank: ImageBank) -> Tensor:  # shape: (n,)
 
 def _usual_cut(place: Place) -> ClassCut | None:
     return next((cut for name, cut in CUTS.items() if place.name in names_of(name)), None)
-
-
-def default_cut(classes: int) -> ClassCut:
-    """Return the division of a data set without a usual one: 64, 16 and 20 %, but at least two classes to test.
-
-    With four or five classes there is no validation split, with six to nine it has two classes: an episode needs two.
-
-    Example:
-        >>> [default_cut(count).train for count in (4, 5, 6, 9, 10)], default_cut(5).validation
-        ([2, 3, 2, 5, 0.64], 0)
-    """
-    if not 4 <= classes < 10:
-        return ClassCut()
-    validation = 2 if classes >= 6 else 0
-    return ClassCut(classes - 2 - validation, validation)
 
 
 def _divide(listing: Listing, cut: ClassCut | None, usual: ClassCut | None) -> list[Labelled]:

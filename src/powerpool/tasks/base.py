@@ -226,6 +226,10 @@ class Task(ABC, Generic[C, D, F, M]):
         """Return the configuration that is stored, with absolute paths."""
         return config
 
+    def adapt(self, config: C, data: D) -> C:
+        """Return the settings, with defaults that the data does not allow replaced by what it allows."""
+        return config
+
     def leads(self, config: C, *, overwrite: bool) -> bool:
         """Whether this process writes and prints; another one, started by a launcher such as torchrun, only fits."""
         return True

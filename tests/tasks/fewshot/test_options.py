@@ -33,9 +33,9 @@ def test_impossible_options_are_refused_by_name(options, name):
 
 def test_predict_needs_images_and_a_known_format():
     with pytest.raises(PowerPoolError, match="images"):
-        PredictOptions("run", "support")
+        PredictOptions(support="support")
     with pytest.raises(PowerPoolError, match=r"\.csv or \.json"):
-        PredictOptions("run", "support", ["a.png"], out="a.txt")
+        PredictOptions(support="support", images=["a.png"], out="a.txt")
 
 
 def test_the_settings_of_a_training_are_its_configuration():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -108,10 +108,7 @@ def _readable(split: ImageSplit, corrupt: Corrupt) -> tuple[ImageSplit, list[str
 def evaluate(options: EvaluateOptions, watch: Watch) -> FewShotEvaluation:
     """Test in episodes of the test classes of a data set, or of all classes of one without a usual division."""
     config = take_fields(options, FeatureConfig)
-    listing = list_fewshot(str(options.data), options.data_root, download=options.download)
-    if not listing.has_usual_splits:
-        first, *others = listing.splits.values()
-        listing = replace(listing, splits={"test": sum(others, start=first)})
+    listing = list_fewshot(str(options.data), options.data_root, download=options.download, whole=True)
     episodes = fill_episodes(options, listing.splits["test"].targets)
     which = "test classes" if listing.has_usual_splits else "all classes"
     backbone = FrozenBackbone(config, download=options.download)

@@ -131,7 +131,7 @@ def read_set(config: FewShotConfig, watch: Watch = ignore_progress) -> FewShotSe
 
 def load_run(folder: str | Path) -> TrainedModel:
     """Load the model of a run folder."""
-    stored = read_model(folder, "fewshot", ModelSpec, _convert_old)
+    stored = read_model(folder, "fewshot", ModelSpec, _convert_old, _add_padding)
     config, images = stored.spec.config, stored.spec.images
 
     def make() -> EpisodeNetwork:
@@ -145,6 +145,12 @@ def _convert_old(state: dict[str, Json]) -> Json:
     names = {"eta_prime": "sigme_eta", "gamma_prime": "asinhe_gamma"}
     config = {names.get(name, name): value for name, value in state["config"].items()}
     return {"config": config, "images": state["pictures"]}
+
+
+def _add_padding(spec: dict[str, Json]) -> Json:
+    """Return a specification with the padding that all networks had before it was a setting."""
+    config = spec.get("config")
+    return {**spec, "config": {"padding": True, **config}} if isinstance(config, dict) else spec
 
 
 def read_pretrained(config: FewShotConfig, data: FewShotSet) -> dict[str, Tensor] | None:
@@ -163,14 +169,20 @@ def read_pretrained(config: FewShotConfig, data: FewShotSet) -> dict[str, Tensor
         )
     model = load_run(config.pretrained)
     ours, theirs = config.model, model.network.config
-    for name in ("method", "hidden"):
+    only_encoder = config.pretrained_part == "encoder"
+    for name in ("hidden",) if only_encoder else ("method", "hidden", "padding"):
         if getattr(ours, name) != getattr(theirs, name):
+            other = (
+                " Use pretrained_part encoder to start from the encoder of another method." if name == "method" else ""
+            )
             raise RecordError(
                 f"pretrained {config.pretrained} was trained with model.{name} {getattr(theirs, name)}, but this run "
-                f"has {getattr(ours, name)}."
+                f"has {getattr(ours, name)}.{other}"
             )
     # Without the fixed parameters of curves: a training may go on with others.
     weights = {name: value for name, value in model.network.state_dict().items() if not name.endswith(EXTRA_STATE)}
+    if only_encoder:
+        weights = {name: value for name, value in weights.items() if name.startswith("encoder.")}
     own = make_network(ours, config.channels, config.size).state_dict()
     for name, value in weights.items():
         if own[name].shape != value.shape:

@@ -163,6 +163,7 @@ class ReproduceOptions(base.ReproduceOptions):
         study: pretraining compares each method with and without a training on another data set before. features
             compares pools and classifiers on a frozen backbone, without training
         source: data set of the first training of the study pretraining; default: that of the recipe
+        pretrained: run folders, one for all or one for each seed, from whose encoders the trainings start
         backbone: frozen network of the study features; default: that of the recipe
         out: folder for trainings, records and the report; default: runs/reproduce/fewshot (-pretraining, -features,
             -quick)
@@ -176,10 +177,13 @@ class ReproduceOptions(base.ReproduceOptions):
     seeds: list[int] = field(default_factory=list)
     study: Literal["pretraining", "features"] | None = None
     source: str | None = None
+    pretrained: list[str] = field(default_factory=list)
     backbone: str | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.study and self.pretrained:
+            raise ArgumentError("--pretrained and --study exclude each other: a study trains its own first networks.")
         require_distinct(problems=self.problems, shots=self.shots, ways=self.ways, seeds=self.seeds)
         require_at_least(1, "", **{"each of shots": min(self.shots, default=1)})
         require_at_least(2, "", **{"each of ways": min(self.ways, default=2)})
@@ -265,8 +269,8 @@ class ReproduceOptions(base.ReproduceOptions):
         )
         if found.pretrained is not None:
             raise ArgumentError(
-                f"A recipe for reproduce must not set pretrained (got {found.pretrained}). Use 'powerpool train "
-                "fewshot', or compare methods with --study pretraining."
+                f"A recipe for reproduce must not set pretrained (got {found.pretrained}). Use --pretrained, or "
+                "--study pretraining."
             )
         # Training episodes have as many support images as those of the test.
         return replace(found, training=replace(found.training, shot=None)) if self.shots else found
