@@ -101,15 +101,17 @@ def test_episodes() -> None:
             "method": method,
             "ours": f"{ours.mean():.2f} ± {half:.2f}",
             "runs": MISSING,
-            "std over runs": MISSING,
+            "std over seeds": MISSING,
             "paper": paper,
             "ours - paper": f"{ours.mean() - float(paper.split()[0]):+.2f}",
             "ours - RelationNet": f"{ours.mean() - theirs.mean():+.2f}",
             "95 % interval of it": f"{low:+.2f} to {high:+.2f}",
             "p": format_p(test.pvalue),
+            "p over": "episodes",
             "validation": "51.50",
             "chosen": "episode 750",
             "training episodes": "1000",
+            "CPU seconds": MISSING,
             "episodes/s": "2.50",
             "seconds": "400",
         }
@@ -148,10 +150,11 @@ def test_several_runs_of_episodes() -> None:
     by_run = 100 * np.array(ours) / QUERIES
     mean = by_run.mean(0)
     assert row["ours"] == f"{mean.mean():.2f} ± {stats.t.ppf(0.975, len(mean) - 1) * stats.sem(mean):.2f}"
-    assert (row["runs"], row["std over runs"]) == ("3", f"{by_run.mean(1).std(ddof=1):.2f}")
+    assert (row["runs"], row["std over seeds"]) == ("3", f"{by_run.mean(1).std(ddof=1):.2f}")
     other = 100 * np.array(theirs) / QUERIES
     assert row["ours - RelationNet"] == f"{by_run[:2].mean() - other.mean():+.2f} on 2 runs"
-    assert row["p"] == format_p(stats.ttest_rel(by_run[:2].mean(0), other.mean(0)).pvalue)
+    assert row["p over"] == "seeds"
+    assert row["p"] == format_p(stats.ttest_rel(by_run[:2].mean(1), other.mean(1)).pvalue)
 
 
 def test_chosen_settings_are_counted() -> None:

@@ -187,18 +187,21 @@ def _episode_cells(group: Group, row: Row) -> dict[str, str]:
     half = None if row.interval is None else f"{(row.interval[1] - row.interval[0]) / 2:.2f}"
     own, before = get_count(record, "training", "episodes"), get_count(record, "pretraining", "episodes")
     budget = MISSING if own is None else str(own)
+    cpu, speed = (mean_of([getattr(one, name) for one in results]) for name in ("cpu_seconds", "episodes_per_second"))
     return {
         "method": record.method,
         "ours": _emphasize_best(group, row, _spread(f"{record.mean:.2f}", half)),
         "runs": _runs(group, row),
-        "std over runs": format_decimals(record.std),
+        "std over seeds": format_decimals(record.std),
         "paper": _paper(row),
         "ours - paper": format_signed(row.to_paper),
         **_baseline_cells(group, row),
+        "p over": MISSING if row.test is None else row.test.unit,
         "validation": format_decimals(row.validation),
         "chosen": count_chosen(record) or MISSING,
         "training episodes": budget if before is None else f"{before} + {budget}",
-        "episodes/s": format_decimals(mean_of([result.episodes_per_second for result in results])),
+        "CPU seconds": MISSING if cpu is None else f"{cpu:.0f}",
+        "episodes/s": MISSING if own is None else format_decimals(speed),
         "seconds": _seconds(record),
     }
 
