@@ -22,10 +22,10 @@ import torch
 from torch import Tensor, nn
 
 Kind = Literal["ncm", "ridge", "logistic"]
-PENALTIES: dict[Kind, tuple[float, ...]] = {"ncm": (0.0,), "ridge": (0.1, 1.0, 10.0), "logistic": (0.01, 0.1, 1.0)}
+PENALTIES: dict[Kind, tuple[float, ...]] = {"ncm": (0.0,), "ridge": (0.01, 0.1, 1.0), "logistic": (0.003, 0.03, 0.3)}
 """The penalties to choose from."""
-STEPS = 200
-"""Steps of accelerated gradient descent. With the smallest penalty above and 25 examples the error is below 1e-4."""
+STEPS = 300
+"""Steps of accelerated gradient descent. With the smallest penalty above and 25 examples the error is below 1e-3."""
 REFITTED = 128
 """Examples up to which logistic regression, which is fitted again without each of them, is among the candidates."""
 
@@ -39,6 +39,15 @@ class Classifier:
 
     def __str__(self) -> str:
         return self.kind if self.kind == "ncm" else f"{self.kind} with penalty {self.penalty:g}"
+
+
+DEFAULTS: dict[Kind, Classifier] = {
+    "ridge": Classifier("ridge", 0.1),
+    "ncm": Classifier("ncm"),
+    "logistic": Classifier("logistic", 0.03),
+}
+"""With their penalties where nothing else chooses them. The first is the best where nothing can be left out: on the
+validation classes of Flower102, 5-way 1-shot, ridge regression has 84.6 %, logistic 84.6 and class means 82.4."""
 
 
 class Examples(NamedTuple):
@@ -103,11 +112,11 @@ def leave_one_out(classifier: Classifier, examples: Examples) -> Tensor:  # shap
 def choose(examples: Examples) -> tuple[Classifier, float | None]:
     """Return the classifier with the highest leave-one-out accuracy of one set of examples, and that accuracy, up to 1.
 
-    Of equal ones the first is taken. Where a class has a single example, nothing can be left out: it is the nearest
-    class mean, and there is no accuracy.
+    Of equal ones the first is taken. Where a class has a single example, nothing can be left out: it is ridge
+    regression, and there is no accuracy.
     """
     if examples.fewest < 2:
-        return Classifier("ncm"), None
+        return DEFAULTS["ridge"], None
     found = {candidate: _is_right(candidate, examples).mean() for candidate in candidates(examples)}
     best = max(found, key=lambda candidate: float(found[candidate]))
     return best, float(found[best])
@@ -115,14 +124,15 @@ def choose(examples: Examples) -> tuple[Classifier, float | None]:
 
 def candidates(examples: Examples) -> list[Classifier]:
     """Return the classifiers to choose from, the one to take of equal ones first."""
-    kinds: tuple[Kind, ...] = ("ridge", "ncm", "logistic") if len(examples.labels) <= REFITTED else ("ridge", "ncm")
-    return [Classifier(kind, penalty) for kind in kinds for penalty in PENALTIES[kind]]
+    others = [Classifier("ridge", penalty) for penalty in PENALTIES["ridge"]]
+    own = [one for one in DEFAULTS.values() if one.kind != "logistic" or len(examples.labels) <= REFITTED]
+    return list(dict.fromkeys([*own[:1], *others, *own[1:]]))
 
 
 def chosen_scores(examples: Examples, queries: Tensor) -> Tensor:  # shape: (E, q, s) -> (E, q, way)
     """Return the scores of queries by the classifier that :func:`choose` would take in each of E episodes."""
     if examples.fewest < 2:
-        return class_scores(Classifier("ncm"), examples, queries)
+        return class_scores(DEFAULTS["ridge"], examples, queries)
     right = torch.stack([_is_right(candidate, examples).mean(-1) for candidate in candidates(examples)])  # (c, E)
     best = right.argmax(0)  # the first of equal ones
     scores = torch.empty(*queries.shape[:-1], examples.way, dtype=queries.dtype)

@@ -11,7 +11,7 @@ from powerpool.data import Crops
 from powerpool.data.images import Corrupt
 from powerpool.errors import ArgumentError, require_choice
 from powerpool.nn import FirstOrderPool2d, SecondOrderPool2d
-from powerpool.tasks.fewshot.classifiers import PENALTIES, Classifier
+from powerpool.tasks.fewshot.classifiers import DEFAULTS, Classifier
 from powerpool.tasks.fewshot.config import EpisodeConfig
 from powerpool.tasks.methods import FEATURE_METHODS
 
@@ -32,9 +32,9 @@ class FeatureConfig:
         t: parameter of HDP
         beta: strength of centering, from 0 (autocorrelation) to 1 (covariance)
         classifier: nearest class mean, ridge or logistic regression; auto takes the one with the highest leave-one-out
-            accuracy on the examples, and the nearest class mean where a class has one example
+            accuracy on the examples, and ridge regression where a class has one example
         penalty: of ridge and logistic regression, relative to the mean squared length of the centred examples; default:
-            the best by leave-one-out for auto, otherwise 1 (ridge) and 0.1 (logistic)
+            the best by leave-one-out for auto, otherwise 0.1 (ridge) and 0.03 (logistic)
     """
 
     backbone: str = "efficientnet-lite0"
@@ -52,7 +52,7 @@ class FeatureConfig:
 
     def __post_init__(self) -> None:
         require_choice(self.method, tuple(FEATURE_METHODS), "method")
-        require_choice(self.classifier, ("auto", *PENALTIES), "classifier")
+        require_choice(self.classifier, ("auto", *DEFAULTS), "classifier")
         if self.penalty is not None:
             require_above(0, "", penalty=self.penalty)
         FEATURE_METHODS[self.method].require_settings(self.method, self, "")
@@ -68,8 +68,8 @@ class FeatureConfig:
         """The classifier; None if the examples choose it."""
         if self.classifier == "auto":
             return None
-        default = {"ncm": 0.0, "ridge": 1.0, "logistic": 0.1}[self.classifier]
-        return Classifier(self.classifier, default if self.penalty is None else self.penalty)
+        default = DEFAULTS[self.classifier]
+        return default if self.penalty is None or default.kind == "ncm" else Classifier(default.kind, self.penalty)
 
     def make_pool(self, channels: int) -> FirstOrderPool2d | SecondOrderPool2d:
         """Build the pool: vectors of length 1 from features that are scaled to a mean square of 1."""
@@ -102,8 +102,8 @@ class FeatureGrid:
 
     eta: list[float] = field(default_factory=lambda: [5.0, 10.0, 20.0, 40.0])
     sigme_eta: list[float] = field(default_factory=lambda: [100.0, 300.0, 1000.0])
-    gamma: list[float] = field(default_factory=lambda: [0.3, 0.5, 0.7])
-    asinhe_gamma: list[float] = field(default_factory=lambda: [10.0, 100.0, 1000.0])
+    gamma: list[float] = field(default_factory=lambda: [0.2, 0.3, 0.5, 0.7])
+    asinhe_gamma: list[float] = field(default_factory=lambda: [100.0, 1000.0, 10_000.0])
     t: list[float] = field(default_factory=lambda: [0.003, 0.01, 0.03])
 
     def __post_init__(self) -> None:

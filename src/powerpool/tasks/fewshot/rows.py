@@ -10,7 +10,7 @@ from pathlib import Path
 from powerpool.data import FewShotSet
 from powerpool.errors import ArgumentError
 from powerpool.runs.config import read_recipe
-from powerpool.runs.folder import CONFIG
+from powerpool.runs.folder import CONFIG, read_identity
 from powerpool.tasks.base import Row
 from powerpool.tasks.fewshot.config import FewShotConfig
 from powerpool.tasks.fewshot.fitting import require_episodes
@@ -71,7 +71,13 @@ def with_encoders(row: FewShotRow, runs: Sequence[str]) -> FewShotRow:
     for config in configs:  # before anything is trained
         read_pretrained(config, row.data)
     first = read_recipe(Path(folders[0], CONFIG), FewShotConfig)
-    known = {"data": first.data, "method": first.model.method, "part": "encoder", "episodes": first.training.episodes}
+    identity = read_identity(folders[0])
+    known = {
+        "data": identity and identity.name,
+        "method": first.model.method,
+        "part": "encoder",
+        "episodes": first.training.episodes,
+    }
     return replace(
         row,
         configs=configs,

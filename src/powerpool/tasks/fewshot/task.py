@@ -24,7 +24,7 @@ from powerpool.runs.typed import Json
 from powerpool.tasks.base import Evaluation, Predictions, Task, Unit, Watch, ignore_progress, with_absolute_paths
 from powerpool.tasks.fewshot import frozen
 from powerpool.tasks.fewshot.config import FewShotConfig, ModelConfig
-from powerpool.tasks.fewshot.fitting import WITHOUT_TRAINING, fit_episodes
+from powerpool.tasks.fewshot.fitting import WITHOUT_TRAINING, fit_episodes, require_episodes
 from powerpool.tasks.fewshot.inference import (
     ImageFormat,
     TrainedModel,
@@ -188,6 +188,7 @@ class FewShotTask(Task[FewShotConfig, FewShotSet, Training, TrainedModel]):
     def adapt(self, config: FewShotConfig, data: FewShotSet) -> FewShotConfig:
         found = fit_episodes(config, data)
         if found != config:
+            require_episodes(found, data)
             counts = ", ".join(f"{len(bank.targets.unique())} {split}" for split, bank in data.splits.items())
             test, queries = found.test, found.training.queries
             print_note(
