@@ -84,7 +84,7 @@ class FeatureConfig:
     def with_pool(self, method: str, value: float | None) -> FeatureConfig:
         """Return the settings with another pool, and a value of the parameter of its curve."""
         parameter = FEATURE_METHODS[method].norm.parameter
-        changes = {} if parameter is None or value is None else {parameter: value}
+        changes: dict[str, Any] = {} if parameter is None or value is None else {parameter: value}
         return replace(self, method=method, **changes)
 
 
