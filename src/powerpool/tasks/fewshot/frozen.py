@@ -149,12 +149,12 @@ def predict(options: PredictOptions, watch: Watch) -> Predictions:
     vectors = pool_images(config, backbone, examples, "example images", watch)
     origin = vectors.mean(0)  # vectors are nearly parallel: without their common part, float32 tells them apart
     vectors -= origin
-    others = pool_images(config, backbone, queries, "images", watch) - origin
+    unknown = pool_images(config, backbone, queries, "images", watch) - origin
     given = Examples((vectors @ vectors.T).double(), torch.searchsorted(labels, examples.targets), len(labels))
     classifier, accuracy = config.fixed_classifier, None
     if classifier is None:
         classifier, accuracy = choose(given)
-    scores = class_scores(classifier, given, (others @ vectors.T).double())
+    scores = class_scores(classifier, given, (unknown @ vectors.T).double())
     remarks = (*found.remarks, *bad_examples, *bad_queries, _describe(config, classifier, accuracy, given))
     return make_predictions(queries.names, scores, [found.classes[label] for label in labels.tolist()], remarks)
 

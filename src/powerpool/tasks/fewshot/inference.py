@@ -214,8 +214,8 @@ def run_test(
 
 def evaluate(options: EvaluateOptions, watch: Watch) -> FewShotEvaluation:
     """Test the model of a run: on its test classes, or on all classes of other data."""
-    model = load_run(options.run)
-    config = read_recipe(Path(options.run, CONFIG), FewShotConfig)
+    run = str(options.run)
+    model, config = load_run(run), read_recipe(Path(run, CONFIG), FewShotConfig)
     if config.training.loss is not None:
         model.network.loss_name = config.training.loss
     given = {name: getattr(options, name) for name in TEST_OPTIONS if getattr(options, name) is not None}
@@ -234,7 +234,7 @@ def _read_own_test(
     """Return the test images of a run, their description, and remarks."""
     own = replace(config, data_root=options.data_root or config.data_root, download=options.download)
     data = read_set(model.images.apply(replace(own, corrupt=options.corrupt)), watch)
-    if not is_data_of(options.run, data.digest):
+    if not is_data_of(str(options.run), data.digest):
         raise RecordError(
             f"{data.name} has changed since the run was trained, so its test classes are unknown. Name the images to "
             "test with --data."
@@ -253,7 +253,7 @@ def _read_other(
             f"{options.data} is Open MIC, which is tested by its problems, not by all its classes. Train a run with "
             "--data open_mic --problem, and evaluate it without --data."
         )
-    identity = read_identity(options.run)
+    identity = read_identity(str(options.run))
     trained = identity is not None and identity.name == name
     remarks = [f"The network was trained on some of these classes of {name}."] if trained else []
     return bank, f"all classes of {name}", remarks
@@ -271,7 +271,7 @@ def describe_skipped(data: FewShotSet) -> list[str]:
 
 def predict(options: PredictOptions) -> Predictions:
     """Classify images by a few example images of each class."""
-    model = load_run(options.run)
+    model = load_run(str(options.run))
     bank, _ = model.images.read_all(options.support, corrupt=options.corrupt)
     labels = require_classes(bank.targets, options.support).tolist()
     support = [bank.batch((bank.targets == label).nonzero().flatten()) for label in labels]
