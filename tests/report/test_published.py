@@ -100,7 +100,7 @@ def test_records_have_the_settings_of_the_recipe(folder: str) -> None:
             continue  # its settings are typed
         name = f"{record.task}/{data}{'-5-shot' if '5-shot' in protocol else ''}.yaml"
         if folder == "fewshot-pretraining":
-            name = "fewshot/pretraining.yaml"
+            name = "fewshot/pretraining-300.yaml"
         text = resources.files("powerpool").joinpath("recipes", name).read_text(encoding="utf-8")
         found, wanted = dict(flatten(record.config)), dict(flatten(yaml.safe_load(text)))
         # A row has its own data set and number of classes, and beta only where the method has one.

@@ -85,7 +85,7 @@ def test_every_recipe_serves_every_method():
     names = [name for name in recipe_names() if name.startswith("fewshot/") and "features" not in name]
     assert len(names) >= 13
     for name in names:
-        recipe = read_recipe(name, StudyConfig if name == "fewshot/pretraining" else FewShotConfig)
+        recipe = read_recipe(name, StudyConfig if name.startswith("fewshot/pretraining") else FewShotConfig)
         centred = replace(recipe, model=replace(recipe.model, beta=0.5))
         for method, known in FEWSHOT_METHODS.items():
             model = with_method(centred, method, 1).model
