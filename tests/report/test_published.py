@@ -18,7 +18,7 @@ from powerpool.data import load_graphs
 from powerpool.report import plots
 from powerpool.report.groups import BASELINES
 from powerpool.report.results import Comparison, accuracies, compare_records
-from powerpool.report.tables import MISSING, RENAMED, format_p
+from powerpool.report.tables import MISSING, RENAMED
 from powerpool.report.write import read_records, record_path, write_report
 from powerpool.runs.compare import summarize
 from powerpool.runs.record import RunRecord
@@ -183,8 +183,6 @@ def test_pages_on_few_shot_learning(page: str) -> None:
         assert tests[-1].difference < 0
     quoted = {f"{abs(test.difference):.2f}" for test in tests}
     assert quoted <= numbers(page)
-    text = (ROOT / page).read_text(encoding="utf-8")
-    assert all(format_p(test.p_value) in text for test in tests[4:7])
 
 
 DOCS = ROOT / "docs"
