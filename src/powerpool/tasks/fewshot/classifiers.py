@@ -2,7 +2,8 @@ r"""Classifiers on the vectors of a few examples, computed from dot products alo
 
 With s examples and vectors of D = C(C+1)/2 numbers, s is far below D, and every classifier here is a linear combination
 of examples: the s x s dot products :math:`K` among examples and those of queries with examples are all that is needed.
-Leading dimensions are episodes, which are solved together: 1,000 episodes take less than a second.
+Leading dimensions are episodes, which are solved together: 1,000 episodes of 25 examples take 0.1 s with class means or
+ridge regression, and about 4 s with logistic regression.
 
 - ``ncm``: the nearest class mean, :math:`s_{qc} = 2 \langle q, \mu_c \rangle - \lVert \mu_c \rVert^2`.
 - ``ridge``: regression to one-hot columns, with a bias.
@@ -25,7 +26,8 @@ Kind = Literal["ncm", "ridge", "logistic"]
 PENALTIES: dict[Kind, tuple[float, ...]] = {"ncm": (0.0,), "ridge": (0.01, 0.1, 1.0), "logistic": (0.003, 0.03, 0.3)}
 """The penalties to choose from."""
 STEPS = 300
-"""Steps of accelerated gradient descent. With the smallest penalty above and 25 examples the error is below 1e-3."""
+"""Steps of accelerated gradient descent. With the smallest penalty above and 25 examples, probabilities are exact to 1e-6;
+after 120 steps to 2e-3."""
 REFITTED = 128
 """Examples up to which logistic regression, which is fitted again without each of them, is among the candidates."""
 
@@ -189,7 +191,8 @@ def _fit_logistic(
 ) -> Tensor:  # shape: (*, r, way)
     r"""Minimize :math:`\sum_i w_i\, \mathrm{CE}_i + \frac p2 \lVert W \rVert^2` by Nesterov's accelerated descent.
 
-    All problems take the same steps: scikit-learn takes 3 ms for each, this 0.3 ms.
+    All episodes, and the fits without each example, take the same steps in one tensor. A fit of 25 examples takes about as
+    long as with scikit-learn: 3.7 and 2.6 ms.
     """
     largest = torch.linalg.matrix_norm(rows, 2).square() / 2 + penalty  # the Hessian is between penalty and this
     root = (largest / penalty).sqrt()
