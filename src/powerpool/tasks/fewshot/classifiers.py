@@ -26,8 +26,8 @@ Kind = Literal["ncm", "ridge", "logistic"]
 PENALTIES: dict[Kind, tuple[float, ...]] = {"ncm": (0.0,), "ridge": (0.01, 0.1, 1.0), "logistic": (0.003, 0.03, 0.3)}
 """The penalties to choose from."""
 STEPS = 300
-"""Steps of accelerated gradient descent. With the smallest penalty above and 25 examples, probabilities are exact to 1e-6;
-after 120 steps to 2e-3."""
+"""Steps of accelerated gradient descent. With the smallest penalty above and 25 examples, probabilities are exact to
+1e-6; after 120 steps to 2e-3."""
 REFITTED = 128
 """Examples up to which logistic regression, which is fitted again without each of them, is among the candidates."""
 
@@ -191,8 +191,8 @@ def _fit_logistic(
 ) -> Tensor:  # shape: (*, r, way)
     r"""Minimize :math:`\sum_i w_i\, \mathrm{CE}_i + \frac p2 \lVert W \rVert^2` by Nesterov's accelerated descent.
 
-    All episodes, and the fits without each example, take the same steps in one tensor. A fit of 25 examples takes about as
-    long as with scikit-learn: 3.7 and 2.6 ms.
+    All episodes, and the fits without each example, take the same steps in one tensor. A fit of 25 examples takes about
+    as long as with scikit-learn: 3.7 and 2.6 ms.
     """
     largest = torch.linalg.matrix_norm(rows, 2).square() / 2 + penalty  # the Hessian is between penalty and this
     root = (largest / penalty).sqrt()
