@@ -14,13 +14,14 @@ import torch
 from powerpool.data import (
     ClassCut,
     DataError,
+    EpisodeError,
     FewShotSet,
     ImageError,
     MissingDataError,
     load_fewshot,
     read_image,
 )
-from powerpool.data.episodes import CUTS
+from powerpool.data.episodes import CUTS, list_fewshot
 from powerpool.data.layouts import EXHIBITIONS, OPEN_MIC_PARTS
 from powerpool.data.sources import Listing
 from powerpool.data.splits import Labelled
@@ -101,10 +102,10 @@ def test_splits_with_the_same_classes_are_merged(tmp_path):
     """As the official splits of Flower102, which all contain images of every class."""
     content = files(f"{split}/{label}/{split}.png" for split in SPLITS for label in "abcde")
     images = load(tmp_path / "set", content)
-    assert [len(own) for own in classes_of(images).values()] == [3, 1, 1]
+    assert [len(own) for own in classes_of(images).values()] == [3, 2]
     assert all(count == 3 for bank in images.splits.values() for count in Counter(bank.targets.tolist()).values())
     only_train = load(tmp_path / "train", files(f"train/{label}/1.png" for label in "abcde"))
-    assert [len(own) for own in classes_of(only_train).values()] == [3, 1, 1]
+    assert [len(own) for own in classes_of(only_train).values()] == [3, 2]
 
 
 def test_splits_that_cannot_be_used(tmp_path):
@@ -245,11 +246,27 @@ def test_the_digest_depends_on_the_content_and_the_cut(tmp_path):
     assert len({first, *others}) == 6
 
 
+@pytest.mark.parametrize(
+    "classes, split", [("abcd", (2, 0, 2)), ("abcde", (3, 0, 2)), ("abcdef", (2, 2, 2)), ("abcdefghij", (6, 2, 2))]
+)
+def test_few_classes_leave_two_to_test(tmp_path, classes, split):
+    found = classes_of(load(tmp_path / "set", flat(classes, 1)))
+    assert tuple(len(found.get(name, ())) for name in SPLITS) == split
+
+
+def test_three_classes_cannot_be_divided_but_tested_as_a_whole(tmp_path):
+    folder = write_folder(tmp_path / "set", flat("abc", 2))
+    with pytest.raises(EpisodeError, match="3 classes"):
+        load(folder)
+    found = list_fewshot(folder, whole=True)
+    assert (list(found.splits), len(found.splits["test"]), found.has_usual_splits) == (["test"], 6, False)
+
+
 def test_corrupt_images(tmp_path):
     content = flat("abcde", 3)
     whole = load(tmp_path / "whole", content)
     folder = write_folder(tmp_path / "set", content | {"a/01.png": b"words"})
-    with pytest.raises(ImageError, match=r"1 of [39] .*a/01\.png"):
+    with pytest.raises(ImageError, match=r"1 of [69] .*a/01\.png"):
         load(folder)
     images = load(folder, corrupt="skip")
     assert images.skipped == ("a/01.png",)
@@ -262,8 +279,8 @@ def test_options_of_decoding(tmp_path):
     folder = write_folder(tmp_path / "set", flat("abcde", 2))
     told: list[tuple[str, int, int]] = []
     gray = load(folder, channels=1, watch=lambda *what: told.append(what))
-    assert {what for what in told if what[1] == what[2]} == {("train", 6, 6), ("validation", 2, 2), ("test", 2, 2)}
-    assert gray["test"].images.shape == (2, 1, 4, 4)
+    assert {what for what in told if what[1] == what[2]} == {("train", 6, 6), ("test", 4, 4)}
+    assert gray["test"].images.shape == (4, 1, 4, 4)
     inverted = load(folder, channels=1, invert=True)
     assert torch.equal(inverted["test"].images, 255 - gray["test"].images)
     assert not torch.equal(load(folder, resize="crop")["test"].images, load(folder)["test"].images)

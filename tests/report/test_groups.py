@@ -60,7 +60,9 @@ def test_what_is_tested() -> None:
     assert describe_test(only(image_run("SOP", FLAGS, FLAGS), image_run("FOP", FLAGS))) == (
         "203 images, 1 to 2 runs per method"
     )
-    assert describe_test(only(episode_run("SoSN(x)", RIGHT))) == "60 episodes with 15 queries each"
+    assert describe_test(only(episode_run("SoSN(x)", RIGHT))) == (
+        "60 episodes with 15 queries each, 1 training seed per method"
+    )
 
 
 def test_seeds_of_all_runs() -> None:

@@ -19,6 +19,7 @@ from powerpool.report.plots import (
     bin_edges,
     draw_confusion,
     draw_confusions,
+    draw_costs,
     draw_curves,
     draw_episodes,
     draw_spectra,
@@ -188,3 +189,13 @@ def test_one_confusion_matrix(tmp_path: Path, classes: int, has_names: bool, has
     assert (drawn.count("100") == classes) is has_numbers  # one is a tick of the colour bar
     with pytest.raises(ArgumentError, match="jpg"):
         draw_confusion(Confusion(names, entries), tmp_path / "a.jpg")
+
+
+def test_accuracy_against_episodes_and_cpu_seconds(tmp_path):
+    own = {"episode": (250.0, 500.0), "validation_value": (40.0, 50.0), "cpu_seconds": (10.0, 20.0)}
+    record = episode_run("SoSN(x)", RIGHT, RIGHT, result={"curves": own})
+    assert draw_costs(only(record), tmp_path / "a.svg")
+    text = (tmp_path / "a.svg").read_text()
+    assert "CPU seconds" in text
+    assert "training episodes" in text
+    assert not draw_costs(only(episode_run("SoSN(x)", RIGHT)), tmp_path / "b.svg")

@@ -18,7 +18,7 @@ from powerpool.data import load_graphs
 from powerpool.report import plots
 from powerpool.report.groups import BASELINES
 from powerpool.report.results import Comparison, accuracies, compare_records
-from powerpool.report.tables import MISSING, RENAMED, format_p
+from powerpool.report.tables import MISSING, RENAMED
 from powerpool.report.write import read_records, record_path, write_report
 from powerpool.runs.compare import summarize
 from powerpool.runs.record import RunRecord
@@ -100,7 +100,7 @@ def test_records_have_the_settings_of_the_recipe(folder: str) -> None:
             continue  # its settings are typed
         name = f"{record.task}/{data}{'-5-shot' if '5-shot' in protocol else ''}.yaml"
         if folder == "fewshot-pretraining":
-            name = "fewshot/pretraining.yaml"
+            name = "fewshot/pretraining-300.yaml"
         text = resources.files("powerpool").joinpath("recipes", name).read_text(encoding="utf-8")
         found, wanted = dict(flatten(record.config)), dict(flatten(yaml.safe_load(text)))
         # A row has its own data set and number of classes, and beta only where the method has one.
@@ -184,8 +184,6 @@ def test_pages_on_few_shot_learning(page: str) -> None:
         assert tests[-1].difference < 0
     quoted = {f"{abs(test.difference):.2f}" for test in tests}
     assert quoted <= numbers(page)
-    text = (ROOT / page).read_text(encoding="utf-8")
-    assert all(format_p(test.p_value) in text for test in tests[4:7])
 
 
 DOCS = ROOT / "docs"

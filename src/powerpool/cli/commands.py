@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,10 @@ def train(options: Any) -> None:
         return
     with show_progress() as watch:
         data = task.load(config, watch)
+    adapted = task.adapt(config, data)
+    if adapted != config:  # the protocol and the name of the folder follow
+        config = adapted
+        options = replace(options, **{entry.name: getattr(config, entry.name) for entry in fields(config)})
     (protocol,) = options.protocols
     folder = Path(options.out or options.default_folder(task.identity(data).name))
     for remark in (*task.data_remarks(data), *task.remarks(config, data)):
@@ -67,7 +72,7 @@ def _take_part(task: Task[Any, Any, Any, Any], config: Any, options: Any) -> Non
 
 def evaluate(options: Any) -> None:
     """Test the model of a run again; print and write the results."""
-    out = Path(options.out or options.run)
+    out = Path(options.out or options.run or Path("runs", "evaluate", options.task))
     file = out if out.suffix == ".json" else out / EVALUATION
     task = get_task(options.task)
     require_output(file, *([file.with_name(CONFUSION)] if task.draws_confusion else []))

@@ -42,7 +42,11 @@ def reproduce(options: ReproduceOptions, *, report: bool = True) -> Reproduced:
     """Run what is not done yet, and write the records and, unless told otherwise, the report."""
     task = get_task(options.task)
     with show_progress() as watch:
-        rows = task.plan(options, watch)
+        studied = task.study(options, watch)
+        rows = task.plan(options, watch) if studied is None else []
+    if studied is not None:
+        with locked(options.folder):
+            return file_records(studied, options.folder, quick=options.is_quick, report=report)
     _require_distinct_rows(rows)
     for remark in dict.fromkeys(remark for row in rows for remark in task.data_remarks(row.data)):
         print_note(remark)
@@ -259,7 +263,9 @@ def _write_sweep(
 ) -> dict[str, Any]:
     """Write the values of a setting, print the best, and return what was written, with the files."""
     title, method = task.identity(data).name, task.method(configs[0])
-    rows = [{name: one.trial.settings[name], "accuracy": one.trial.value, "loss": one.trial.loss} for one in tried]
+    rows = [
+        {name: float(one.trial.settings[name]), "accuracy": one.trial.value, "loss": one.trial.loss} for one in tried
+    ]
     # The highest accuracy; of equal ones the lowest loss, then the smallest value.
     picked = min(rows, key=lambda row: (-row["accuracy"], row["loss"], row[name]))
     settings = task.settings(configs[0], data)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from powerpool.data.banks import read_bank
     from powerpool.data.decoding import Crops, read_image
-    from powerpool.data.episodes import Episode, EpisodeError, Episodes, FewShotSet, load_fewshot
+    from powerpool.data.episodes import Episode, Episodes, FewShotSet, load_fewshot
     from powerpool.data.graphs import GraphBatch, GraphSet, NodeFeatures, load_graphs
     from powerpool.data.images import (
         ImageBank,
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
         list_images,
         load_images,
     )
-    from powerpool.data.splits import ClassCut, Fold, Splits, stratified_folds
+    from powerpool.data.splits import ClassCut, EpisodeError, Fold, Splits, stratified_folds
     from powerpool.data.store import DataError, ImageError, Limits, MissingDataError
 
 __all__ = [
@@ -66,7 +66,7 @@ _RENAMED = {"PictureBank": "ImageBank", "list_pictures": "list_images", "readabl
 _HOMES = {
     "banks": ("read_bank",),
     "decoding": ("Crops", "read_image"),
-    "episodes": ("Episode", "EpisodeError", "Episodes", "FewShotSet", "load_fewshot"),
+    "episodes": ("Episode", "Episodes", "FewShotSet", "load_fewshot"),
     "graphs": ("GraphBatch", "GraphSet", "NodeFeatures", "load_graphs"),
     "images": (
         "ImageBank",
@@ -77,7 +77,7 @@ _HOMES = {
         "list_images",
         "load_images",
     ),
-    "splits": ("ClassCut", "Fold", "Splits", "stratified_folds"),
+    "splits": ("ClassCut", "EpisodeError", "Fold", "Splits", "stratified_folds"),
     "store": ("DataError", "ImageError", "Limits", "MissingDataError"),
 }
 """The module of each name, imported when the name is used: a graph needs nothing that reads images."""

@@ -14,19 +14,15 @@ import torch
 from torch import Tensor
 
 from powerpool.data.banks import Resize, read_bank
-from powerpool.data.images import Corrupt, ImageBank, describe_images, make_split
+from powerpool.data.images import Corrupt, ImageBank, ImageSplit, describe_images, make_split
 from powerpool.data.layouts import EXHIBITIONS
 from powerpool.data.sources import Listing, Place, list_place, locate, names_of
-from powerpool.data.splits import CUT_HINT, SPLIT_NAMES, ClassCut, Labelled, natural_key
+from powerpool.data.splits import CUT_HINT, SPLIT_NAMES, ClassCut, EpisodeError, Labelled, default_cut, natural_key
 from powerpool.data.store import DataError, Limits, MissingDataError, hash_text, join_some
 from powerpool.errors import ArgumentError, DTypeError, ShapeError
 
 QUARTERS = 4
 """The number of quarter turns of an image, including none."""
-
-
-class EpisodeError(ArgumentError):
-    """There are too few classes, or too few images per class; the message suggests a smaller episode."""
 
 
 @dataclass(frozen=True, eq=False)  # tensors have no single truth value
@@ -256,28 +252,15 @@ def load_fewshot(
         >>> digits["test"].targets.unique().tolist()
         [7, 8, 9]
     """
-    limits = limits or Limits()
-    place = locate(data, root, download)
-    listing = list_place(place, limits, download, nested=True, problem=problem)
-    if problem is None:
-        listing = replace(listing, images=_divide(listing, cut, _usual_cut(place)))
-    elif cut is not None:
-        raise ArgumentError(f"{listing.source} is divided by the problem {problem}: pass no cut.")
-    classes = listing.classes or tuple(sorted({image.label for image in listing.images}, key=natural_key))
-    numbers = {label: number for number, label in enumerate(classes)}
-    # Sorted by class and name: episodes depend on the order.
-    ordered = sorted(listing.images, key=lambda image: (numbers[image.label], image.file))
-    banks, skipped = {}, set()
-    for split in SPLIT_NAMES:
-        images = make_split(ordered, split, classes, listing.sources, limits)
-        if len(images) == 0:
-            continue
+    found = list_fewshot(data, root, cut=cut, problem=problem, download=download, limits=limits)
+    banks, skipped = {}, set[str]()
+    for split, images in found.splits.items():
         bank = read_bank(
             images,
-            classes,
+            found.classes,
             size=size,
             channels=channels,
-            key=_hash_lines(listing.hashes[name] for name in images.names),
+            key=_hash_lines(found.listing.hashes[name] for name in images.names),
             resize=resize,
             invert=invert,
             corrupt=corrupt,
@@ -285,10 +268,68 @@ def load_fewshot(
         )
         skipped |= set(images.names) - set(bank.names)
         banks[split] = bank if problem is None else bank.centred(_exhibitions(bank))
-    kept = sorted(image for image in listing.images if image.file not in skipped)
-    facts = [repr(classes), *([] if problem is None else ["centred by exhibition"])]
-    digest = _hash_lines([*facts, *describe_images(kept, listing.hashes)])
-    return FewShotSet(place.name, banks, digest, tuple(sorted(skipped)), listing.remarks)
+    return FewShotSet(found.name, banks, found.digest(skipped), tuple(sorted(skipped)), found.listing.remarks)
+
+
+@dataclass(frozen=True, eq=False)
+class FewShotListing:
+    """The images of a few-shot data set by split, not yet decoded."""
+
+    name: str
+    classes: tuple[str, ...]
+    splits: dict[str, ImageSplit]
+    listing: Listing
+    problem: str | None
+    has_usual_splits: bool
+    """Whether the classes are divided as usual for the data set, not by default shares."""
+
+    def digest(self, skipped: Iterable[str] = ()) -> str:
+        """Return a digest of all images but the skipped ones, their names, classes and splits."""
+        kept = sorted(image for image in self.listing.images if image.file not in skipped)
+        facts = [repr(self.classes), *([] if self.problem is None else ["centred by exhibition"])]
+        return _hash_lines([*facts, *describe_images(kept, self.listing.hashes)])
+
+
+def list_fewshot(
+    data: str | Path,
+    root: str | Path | None = None,
+    *,
+    cut: ClassCut | None = None,
+    problem: str | None = None,
+    download: bool = False,
+    limits: Limits | None = None,
+    whole: bool = False,
+) -> FewShotListing:
+    """Find an image data set and divide its classes into splits; see :func:`load_fewshot`.
+
+    With ``whole``, all classes of a data set without a usual division are for testing.
+    """
+    limits = limits or Limits()
+    place = locate(data, root, download)
+    listing = list_place(place, limits, download, nested=True, problem=problem)
+    usual = _usual_cut(place)
+    has_usual_splits = problem is not None or usual is not None or (cut is None and _is_divided(listing))
+    if problem is None:
+        if whole and not has_usual_splits:
+            images = [image._replace(split="test") for image in listing.images]
+        else:
+            images = _divide(listing, cut, usual)
+        listing = replace(listing, images=images)
+    elif cut is not None:
+        raise ArgumentError(f"{listing.source} is divided by the problem {problem}: pass no cut.")
+    classes = listing.classes or tuple(sorted({image.label for image in listing.images}, key=natural_key))
+    numbers = {label: number for number, label in enumerate(classes)}
+    # Sorted by class and name: episodes depend on the order.
+    ordered = sorted(listing.images, key=lambda image: (numbers[image.label], image.file))
+    splits = {split: make_split(ordered, split, classes, listing.sources, limits) for split in SPLIT_NAMES}
+    return FewShotListing(
+        place.name,
+        classes,
+        {name: split for name, split in splits.items() if len(split)},
+        listing,
+        problem,
+        has_usual_splits,
+    )
 
 
 def _hash_lines(lines: Iterable[str]) -> str:
@@ -304,19 +345,17 @@ def _exhibitions(bank: ImageBank) -> Tensor:  # shape: (n,)
 # ---- dividing classes ------------------------------------------------------------------------------------------------
 
 
-def _usual_cut(place: Place) -> ClassCut:
-    for name, cut in CUTS.items():
-        if place.name in names_of(name):
-            return cut
-    return ClassCut()
+def _usual_cut(place: Place) -> ClassCut | None:
+    return next((cut for name, cut in CUTS.items() if place.name in names_of(name)), None)
 
 
-def _divide(listing: Listing, cut: ClassCut | None, usual: ClassCut) -> list[Labelled]:
+def _divide(listing: Listing, cut: ClassCut | None, usual: ClassCut | None) -> list[Labelled]:
     """Return the images with the splits of their classes."""
     if cut is None and _is_divided(listing):
         return listing.images
     rank = None if listing.classes is None else listing.classes.index
-    divided = (cut or usual).divide({image.label for image in listing.images}, rank)
+    classes = {image.label for image in listing.images}
+    divided = (cut or usual or default_cut(len(classes))).divide(classes, rank)
     splits = {label: split for split, labels in divided.items() for label in labels}
     return [image._replace(split=splits[image.label]) for image in listing.images]
 

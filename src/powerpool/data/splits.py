@@ -21,6 +21,10 @@ from powerpool.errors import ArgumentError, DTypeError, ShapeError, require_choi
 SPLIT_NAMES = ("train", "validation", "test")
 
 
+class EpisodeError(ArgumentError):
+    """There are too few classes, or too few images per class; the message suggests a smaller episode."""
+
+
 class Labelled(NamedTuple):
     """An image: its file relative to the folder of the data set, its class, and its split if it has one."""
 
@@ -207,6 +211,25 @@ class ClassCut:
             )
         found = (ordered[:train], ordered[train : train + validation], ordered[train + validation :])
         return {name: part for name, part in zip(SPLIT_NAMES, found, strict=True) if part}
+
+
+def default_cut(classes: int) -> ClassCut:
+    """Return the division of a data set without a usual one: 64, 16 and 20 %, but at least two classes to test.
+
+    With four or five classes there is no validation split, with six to nine it has two classes: an episode needs two.
+
+    Example:
+        >>> [default_cut(count).train for count in (4, 5, 6, 9, 10)], default_cut(5).validation
+        ([2, 3, 2, 5, 0.64], 0)
+    """
+    if classes < 4:
+        raise EpisodeError(
+            f"{classes} classes are too few for training by episodes: it needs two to train on and two others to test."
+        )
+    if classes >= 10:
+        return ClassCut()
+    validation = 2 if classes >= 6 else 0
+    return ClassCut(classes - 2 - validation, validation)
 
 
 CUT_HINT = "Change train_classes, validation_classes and class_order, or cut=ClassCut(...)."

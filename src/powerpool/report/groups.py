@@ -24,6 +24,8 @@ from powerpool.tasks.methods import METHODS
 
 BASELINES = {"graph": "GIN0", "vision": "FOP", "fewshot": "RelationNet"}
 """The method that the others of a task are compared with."""
+FROZEN_BASELINE = "FOP+NCM"
+"""The same for few-shot learning on frozen features."""
 PROTOCOLS = {
     "validation-only": "validation selects the model, which is trained on the training part alone",
     "retrain": "validation selects the settings; the model is trained again on the training and validation parts",
@@ -137,7 +139,7 @@ def group_records(
     for key in keys:
         task, data, protocol, backbone = key
         names = sorted(found[key], key=lambda name: _rank(name, tuple(METHODS[task]) if order is None else order))
-        compared = baseline or BASELINES[task]
+        compared = baseline or (FROZEN_BASELINE if task == "fewshot" and backbone else BASELINES[task])
         rows = tuple(_make_row(found[key][name], found[key].get(compared)) for name in names)
         groups.append(Group(task, data, protocol, backbone or None, compared, rows))
     return groups
@@ -151,6 +153,10 @@ def describe_protocol(group: Group) -> str | None:
     way, shot = numbers
     source = "the test episode (transductive)" if group.protocol.endswith("-transductive") else "training"
     images = f"{shot} support image{'' if shot == 1 else 's'}"
+    if group.backbone is not None:
+        return (
+            f"{way} classes with {images} each; frozen backbone, parameters and penalties chosen on validation classes"
+        )
     return f"{way} classes with {images} each; batch normalization with statistics of {source}"
 
 
@@ -166,7 +172,9 @@ def describe_test(group: Group) -> str:
         return f"{format_range([one.count for one in results if isinstance(one, SplitResult)])} images{runs}"
     tested = [one for one in results if isinstance(one, EpisodeResult)]
     episodes = format_range([len(one.right) for one in tested])
-    return f"{episodes} episodes with {format_range([one.queries for one in tested])} queries each{runs}"
+    kind = "training seed" if group.backbone is None else "seed of test episodes"
+    seeds = f"{counts} {kind}{'' if counts == '1' else 's'} per method"
+    return f"{episodes} episodes with {format_range([one.queries for one in tested])} queries each, {seeds}"
 
 
 def list_seeds(group: Group) -> list[int]:

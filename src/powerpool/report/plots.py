@@ -30,6 +30,7 @@ CURVES = {
     "retrain_loss": "training loss, with the validation part",
 }
 """Titles of known curves, which are drawn first; others follow under their own names."""
+VALIDATION = "validation_value"
 LEGEND = 90
 """Characters that fit beside the other entry of a legend."""
 FEW_CLASSES = 5
@@ -100,6 +101,36 @@ def draw_curves(group: Group, path: Path) -> bool:
         figure.suptitle(plain(group.title))
 
     save(draw, [path], (2.5 + 3.6 * len(ordered), 4.2))
+    return True
+
+
+def draw_costs(group: Group, path: Path) -> bool:
+    """Draw validation accuracy against training episodes and against CPU seconds; False without CPU seconds."""
+    known = [(number, record) for number, record in enumerate(group.records) if mean_curve(record, CPU_SECONDS)]
+    if not known:
+        return False
+
+    def draw(figure: Figure) -> None:
+        panels = figure.subplots(1, 2, sharey=True)
+        for number, record in known:
+            colour, dash = line_look(number)
+            seconds = {step: mean for step, mean, _ in mean_curve(record, CPU_SECONDS)}
+            points = [
+                (step, seconds[step], mean) for step, mean, _ in mean_curve(record, VALIDATION) if step in seconds
+            ]
+            if not points:
+                continue
+            steps, times, means = zip(*points, strict=True)
+            for axes, places in zip(panels, (steps, times), strict=True):
+                axes.plot(places, means, dash, marker=".", color=colour, linewidth=1.3, label=plain(record.method))
+        for axes, what in zip(panels, ("training episodes", "CPU seconds of training episodes"), strict=True):
+            axes.set(xscale="log", xlabel=what)
+            axes.grid(alpha=0.3)
+        panels[0].set_ylabel(CURVES[VALIDATION])
+        figure.legend(*panels[0].get_legend_handles_labels(), loc="outside right upper", fontsize="small")
+        figure.suptitle(plain(f"{group.title}, mean over seeds"))
+
+    save(draw, [path], (9.7, 4.2))
     return True
 
 

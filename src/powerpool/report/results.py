@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
@@ -205,6 +206,8 @@ class Comparison:
     """Folds or runs that both have."""
     corrected_p_value: float | None = None
     """With the variance corrected for overlapping training sets; None where there are no folds."""
+    unit: Literal["folds", "images", "episodes", "seeds"] = "folds"
+    """What the interval and the p-value take as independent; they say nothing about the variation of anything else."""
 
 
 def compute_interval(record: RunRecord) -> Interval | None:
@@ -226,7 +229,7 @@ def compare_records(record: RunRecord, other: RunRecord) -> Comparison | None:
 
     - Folds: a paired t-test over folds, of the mean over seeds, with the correction of Nadeau and Bengio (2003).
     - A test split: McNemar's test; of several runs, a paired t-test over runs.
-    - Episodes: a paired t-test over episodes, of the mean over runs.
+    - Episodes: a paired t-test over training seeds; with one seed, or without training, over episodes.
     """
     if record.task == "vision":
         return _compare_splits(record, other)
@@ -234,7 +237,11 @@ def compare_records(record: RunRecord, other: RunRecord) -> Comparison | None:
 
 
 def compare_episodes(ours: Sequence[RunRecord], theirs: Sequence[RunRecord]) -> Comparison | None:
-    """Compare two methods over the episodes and runs that all records share; None if there are none.
+    """Compare two methods over the runs that all records share; None if there are none.
+
+    The unit is the training seed, because a method is what is trained again: its seeds vary by more than the episodes
+    of one test. One seed leaves the episodes as the unit, which establishes a difference between two trained networks,
+    not between two methods. Frozen features are not trained, and their unit is the episode.
 
     Args:
         ours: one record, or the records after and before a change, whose gain is compared.
@@ -244,12 +251,20 @@ def compare_episodes(ours: Sequence[RunRecord], theirs: Sequence[RunRecord]) -> 
     numbers = sorted(set.intersection(*({result.number for result in record.results} for record in records)))
     if not numbers or len({_test_episodes(record) for record in records}) > 1:
         return None
+    by_seed = len(numbers) > 1 and any(get_setting(record, "training") is not None for record in records)
     sides = []
     for side in (ours, theirs):
-        columns = [accuracies(record, numbers) for record in side]
+        columns = [_values(record, numbers) if by_seed else accuracies(record, numbers) for record in side]
         sides.append([first - sum(others) for first, *others in zip(*columns, strict=True)])
     found = paired_test(*sides, test_to_train=0.0)
-    return Comparison(found.difference, found.interval, found.p_value, len(numbers))
+    unit: Literal["episodes", "seeds"] = "seeds" if by_seed else "episodes"
+    return Comparison(found.difference, found.interval, found.p_value, len(numbers), unit=unit)
+
+
+def _values(record: RunRecord, numbers: Sequence[int]) -> list[float]:
+    """Return the accuracies of the runs with the given numbers, in their order."""
+    found = {result.number: result.value for result in record.results}
+    return [found[number] for number in numbers]
 
 
 def _compare_folds(record: RunRecord, other: RunRecord) -> Comparison | None:
@@ -275,9 +290,9 @@ def _compare_splits(record: RunRecord, other: RunRecord) -> Comparison | None:
         return None
     if len(numbers) > 1:
         found = paired_test(*record.paired(other), test_to_train=0.0)
-        return Comparison(found.difference, found.interval, found.p_value, found.count)
+        return Comparison(found.difference, found.interval, found.p_value, found.count, unit="seeds")
     single = mcnemar(ours[numbers[0]], theirs[numbers[0]])
-    return Comparison(single.difference, single.interval, single.p_value, 1)
+    return Comparison(single.difference, single.interval, single.p_value, 1, unit="images")
 
 
 def _flags(record: RunRecord) -> dict[int, list[bool]]:

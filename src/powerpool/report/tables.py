@@ -61,7 +61,8 @@ def make_cells(group: Group, row: Row) -> dict[str, str]:
 def make_pretraining_table(group: Group) -> Table | None:
     """Return what pre-training adds to each method that is there with it and without; None if there is none.
 
-    The last rows compare gains: that of a spectral method less that of an element-wise one.
+    The last rows compare gains: that of a spectral method less that of an element-wise one. The unit of the test is the
+    seed of source and target training: one seed has no interval and no p.
     """
     pairs = [
         (row.record, plain.record)
@@ -74,16 +75,23 @@ def make_pretraining_table(group: Group) -> Table | None:
         means = [format_decimals(after.mean), format_decimals(before.mean)]
         found = compare_records(after, before)
         gain = after.mean - before.mean if found is None else found.difference
-        rows.append([before.method, str(source or MISSING), *means, *_test_cells(gain, found), _paper_gain(after)])
+        cells = _test_cells(gain, _over_seeds(found))
+        rows.append([before.method, str(source or MISSING), *means, *cells, str(after.count), _paper_gain(after)])
     spectral = [pair for pair in pairs if "+Spec" in pair[1].method]
     for ours in spectral:
         for other in (pair for pair in pairs if pair not in spectral):
             found = compare_episodes(ours, other)
             name = f"{ours[1].method} less {other[1].method}"
-            cells = _test_cells(None if found is None else found.difference, found)
-            rows.append([name, MISSING, MISSING, MISSING, *cells, MISSING])
-    headings = ("method", "pre-trained on", "with", "without", "gain", "95 % interval of it", "p", "gain in the paper")
+            cells = _test_cells(None if found is None else found.difference, _over_seeds(found))
+            rows.append([name, MISSING, MISSING, MISSING, *cells, str(ours[0].count), MISSING])
+    tested = ("gain", "95 % interval of it", "p", "seeds")
+    headings = ("method", "pre-trained on", "with", "without", *tested, "gain in the paper")
     return Table(headings, rows) if rows else None
+
+
+def _over_seeds(found: Comparison | None) -> Comparison | None:
+    """Return a comparison over seeds; None for one over the episodes of a single seed."""
+    return found if found is not None and found.unit == "seeds" else None
 
 
 def _paper_gain(record: RunRecord) -> str:
@@ -187,18 +195,21 @@ def _episode_cells(group: Group, row: Row) -> dict[str, str]:
     half = None if row.interval is None else f"{(row.interval[1] - row.interval[0]) / 2:.2f}"
     own, before = get_count(record, "training", "episodes"), get_count(record, "pretraining", "episodes")
     budget = MISSING if own is None else str(own)
+    cpu, speed = (mean_of([getattr(one, name) for one in results]) for name in ("cpu_seconds", "episodes_per_second"))
     return {
         "method": record.method,
         "ours": _emphasize_best(group, row, _spread(f"{record.mean:.2f}", half)),
         "runs": _runs(group, row),
-        "std over runs": format_decimals(record.std),
+        "std over seeds": format_decimals(record.std),
         "paper": _paper(row),
         "ours - paper": format_signed(row.to_paper),
         **_baseline_cells(group, row),
+        "p over": MISSING if row.test is None else row.test.unit,
         "validation": format_decimals(row.validation),
         "chosen": count_chosen(record) or MISSING,
         "training episodes": budget if before is None else f"{before} + {budget}",
-        "episodes/s": format_decimals(mean_of([result.episodes_per_second for result in results])),
+        "CPU seconds": MISSING if cpu is None else f"{cpu:.0f}",
+        "episodes/s": MISSING if own is None else format_decimals(speed),
         "seconds": _seconds(record),
     }
 

@@ -32,12 +32,19 @@ SHORT_NAMES = ("validation-only", "frozen")
 PLOTS = {
     "values": ("{metric} of every method", plots.draw_values),
     "curves": ("Training curves", plots.draw_curves),
+    "costs": ("Validation accuracy against training episodes and CPU seconds", plots.draw_costs),
     "episodes": ("Accuracy in test episodes", plots.draw_episodes),
     "confusion": ("Confusion matrices", plots.draw_confusions),
     "spectra": ("Spectra before and after power normalization", plots.draw_spectra),
 }
 """Titles of the plots, and the functions that draw them."""
-HEADINGS = {"curves": "Training curves", "episodes": "Test episodes", "confusion": "Confusion", "spectra": "Spectra"}
+HEADINGS = {
+    "curves": "Training curves",
+    "costs": "Accuracy against cost",
+    "episodes": "Test episodes",
+    "confusion": "Confusion",
+    "spectra": "Spectra",
+}
 SHORT = 24
 """Cells of at most this many characters are not broken into lines."""
 HINT = f"Make some with {' or '.join(f'`powerpool reproduce {task}`' for task in BASELINES)}, or name another folder."

@@ -218,7 +218,11 @@ def _find_model(folder: Path, task: str) -> Path:
 
 
 def read_model(
-    folder: str | Path, task: str, spec_type: type[S], convert_old: Callable[[dict[str, Json]], Json]
+    folder: str | Path,
+    task: str,
+    spec_type: type[S],
+    convert_old: Callable[[dict[str, Json]], Json],
+    complete: Callable[[dict[str, Json]], Json] = lambda spec: spec,
 ) -> StoredModel[S]:
     """Read the model of a run folder.
 
@@ -227,11 +231,13 @@ def read_model(
         task: the task that is expected.
         spec_type: the dataclass of its specification.
         convert_old: makes the JSON of a specification from the content of a ``model.pt`` of version 0.1.
+        complete: adds settings that a specification of an older version lacks, if their defaults are others now.
     """
     file = _find_model(Path(folder), task)
     if file.name == MODEL:
         weights = Weights.open(file.with_name(WEIGHTS))
-        return _build_model(read_json(file, limit=LARGEST_SPEC), weights, file, task, spec_type)
+        found = read_json(file, limit=LARGEST_SPEC)
+        return _build_model(complete(found) if isinstance(found, dict) else found, weights, file, task, spec_type)
     state = load_state(file)
     tensors = state.pop("weights", None)
     if not isinstance(tensors, dict) or not all(isinstance(value, Tensor) for value in tensors.values()):
@@ -240,7 +246,7 @@ def read_model(
     if state.pop("format", None) != 1:
         raise RecordError(f"{file} is not a model of powerpool 0.1.")
     try:
-        spec = convert_old(state)
+        spec = complete(convert_old(state))
     except (KeyError, TypeError, AttributeError) as error:
         raise RecordError(f"{file} is a damaged model: {type(error).__name__}: {shown(str(error))}.") from error
     return _build_model({**spec, **named}, Weights.of(tensors), file, task, spec_type)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from powerpool.console import TextTable
 from powerpool.runs.folder import DataIdentity
-from powerpool.runs.record import Confusion, Result, Trial
+from powerpool.runs.record import Confusion, Result, RunRecord, Trial
 from powerpool.runs.typed import Json, to_json
 from powerpool.tasks.pooling import FeatureSource, Samples
 
@@ -239,6 +239,10 @@ class Task(ABC, Generic[C, D, F, M]):
         """Return the configuration that is stored, with absolute paths."""
         return config
 
+    def adapt(self, config: C, data: D) -> C:
+        """Return the settings, with defaults that the data does not allow replaced by what it allows."""
+        return config
+
     def leads(self, config: C, *, overwrite: bool) -> bool:
         """Whether this process writes and prints; another one, started by a launcher such as torchrun, only fits."""
         return True
@@ -257,6 +261,10 @@ class Task(ABC, Generic[C, D, F, M]):
     @abstractmethod
     def plan(self, options: Any, watch: Watch) -> list[Row[C, D]]:
         """Return the rows that ``powerpool reproduce`` is to run; data is loaded, and bad settings are refused."""
+
+    def study(self, options: Any, watch: Watch) -> list[RunRecord] | None:
+        """Return the records of a study that needs no trainings; None if ``powerpool reproduce`` is to run rows."""
+        return None
 
     @abstractmethod
     def describe(self, config: C, data: D, protocol: str, result: Any) -> str:

@@ -215,6 +215,17 @@ FEWSHOT_METHODS: dict[str, Comparison] = {
 }
 """With one support image x, x+L and x+P are the same method."""
 
+FEATURE_METHODS: dict[str, Method] = {
+    "FOP": Method(order="first"),
+    "FOP+AsinhE": Method(NORMS["AsinhE"], order="first"),
+    **{
+        _join("SOP", name): Method(NORMS[name])
+        for name in ("", "AsinhE", "SigmE", "SpecGamma", "SpecHDP", "SpecMaxExpF")
+    },
+}
+"""How the maps of a frozen backbone are pooled for few-shot learning without training. The last maps of many networks
+have both signs, for which element-wise MaxExp and Gamma are not defined."""
+
 METHODS: Mapping[str, Mapping[str, Method]] = {
     "graph": GRAPH_METHODS,
     "vision": VISION_METHODS,

@@ -104,10 +104,15 @@ class ReproduceOptions(StudyOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         for method in self.methods:
-            require_choice(method, METHODS[self.task], "value of methods")
+            require_choice(method, self.known_methods, "value of methods")
         require_distinct(data=self.data, methods=self.methods)
         if self.recipe and self.quick:
             raise ArgumentError("--recipe and --quick exclude each other: both choose the settings.")
+
+    @property
+    def known_methods(self) -> Sequence[str]:
+        """What ``methods`` may name."""
+        return tuple(METHODS[self.task])
 
     @property
     def data_sets(self) -> list[str | None]:

@@ -10,7 +10,8 @@ from powerpool.data import ClassCut
 from powerpool.errors import ArgumentError, PowerPoolError
 from powerpool.runs.config import read_recipe, recipe_names
 from powerpool.tasks.fewshot.config import EpisodeConfig, FewShotConfig, ModelConfig, StudyConfig, TrainingConfig
-from powerpool.tasks.fewshot.task import with_method
+from powerpool.tasks.fewshot.feature_config import FeatureStudyConfig
+from powerpool.tasks.fewshot.rows import with_method
 from powerpool.tasks.methods import FEWSHOT_METHODS
 
 
@@ -29,7 +30,7 @@ from powerpool.tasks.methods import FEWSHOT_METHODS
         (lambda: TrainingConfig(way=1), "training.way"),
         (lambda: TrainingConfig(shot=0), "training.shot"),
         (lambda: TrainingConfig(learning_rate=0.0), "training.learning_rate"),
-        (lambda: TrainingConfig(clip=0.0), "training.clip"),
+        (lambda: TrainingConfig(clip=-1.0), "training.clip"),
         (lambda: TrainingConfig(decay_factor=2.0), "training.decay_factor"),
         (lambda: TrainingConfig(precision="bf16"), "training.precision"),
         (lambda: TrainingConfig(device="tpu9"), "training.device"),
@@ -81,14 +82,19 @@ def test_recipes_have_the_published_settings(name, size, episodes, rate, queries
 
 
 def test_every_recipe_serves_every_method():
-    names = [name for name in recipe_names() if name.startswith("fewshot/")]
-    assert len(names) == 13
+    names = [name for name in recipe_names() if name.startswith("fewshot/") and "features" not in name]
+    assert len(names) >= 13
     for name in names:
-        recipe = read_recipe(name, StudyConfig if name == "fewshot/pretraining" else FewShotConfig)
+        recipe = read_recipe(name, StudyConfig if name.startswith("fewshot/pretraining") else FewShotConfig)
         centred = replace(recipe, model=replace(recipe.model, beta=0.5))
         for method, known in FEWSHOT_METHODS.items():
             model = with_method(centred, method, 1).model
             assert (model.method, model.beta) == (method, 0.5 if "beta" in known.parameters else 0.0)
+
+
+@pytest.mark.parametrize("name", ["features", "features-quick"])
+def test_recipes_of_the_study_of_frozen_features(name):
+    assert read_recipe(f"fewshot/{name}", FeatureStudyConfig).test.shot == 1
 
 
 def test_a_study_trains_on_two_data_sets():

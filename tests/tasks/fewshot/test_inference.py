@@ -14,8 +14,9 @@ from powerpool.errors import RecordError
 from powerpool.files import write_json
 from powerpool.runs.folder import load_state, save_state
 from powerpool.tasks.fewshot.config import ModelConfig
-from powerpool.tasks.fewshot.inference import ImageFormat, TrainedModel, describe_accuracy, load_run, read_pretrained
+from powerpool.tasks.fewshot.inference import ImageFormat, TrainedModel, load_run, read_pretrained
 from powerpool.tasks.fewshot.model import make_network
+from powerpool.tasks.fewshot.results import describe_accuracy
 from powerpool.tasks.fewshot.task import TASK
 from tests.tasks.fewshot.samples import small_config, stripe_set
 
@@ -50,7 +51,7 @@ def test_scores_of_equally_large_classes_are_those_of_an_episode(method):
 
 def test_a_model_of_version_0_1_is_loaded(tmp_path):
     model, state = load_run(OLD_RUN), load_state(OLD_RUN / "model.pt")
-    assert model.network.config == ModelConfig("SoSN(x+L)+SC+SigmE", hidden=8, pivots=2)
+    assert model.network.config == ModelConfig("SoSN(x+L)+SC+SigmE", hidden=8, pivots=2, padding=True)
     assert model.images == ImageFormat(28, 1, "squeeze", True)
     for name, value in state["weights"].items():
         assert torch.equal(value, model.network.state_dict()[name])

@@ -182,3 +182,34 @@ def test_images_of_different_sizes_are_refused():
         make("RelationNet")(torch.rand(2, 1, 1, 28, 28), torch.rand(3, 1, 20, 20))
     with pytest.raises(ShapeError, match=r"\(2, 1, 28, 28\)"):
         make("RelationNet")(torch.rand(2, 1, 28, 28), torch.rand(3, 1, 28, 28))
+
+
+# ---- the published form ----------------------------------------------------------------------------------------------
+
+
+def test_the_published_similarity_network_has_no_padding():
+    """64 x 64 matrices become maps of side 31, 14, 6 and 2, and the linear layer has 256 inputs."""
+    network = make_network(ModelConfig("SoSN(x)+SigmE"), channels=3, size=84)
+    maps = network.pairs(torch.rand(2, 64, 64), torch.rand(3, 64, 64))
+    sides = [maps.shape[-1]]
+    for block in network.similarity:
+        maps = block(maps)
+        sides.append(maps.shape[-1])
+    assert sides == [31, 14, 6, 2]
+    first, last = (layer for layer in network.score if isinstance(layer, torch.nn.Linear))
+    assert first.in_features == 256
+    for layer in (first, last):
+        assert torch.equal(layer.bias, torch.ones_like(layer.bias))
+    assert 0.008 < float(first.weight.detach().std()) < 0.012
+    assert network.clip == 0
+
+
+def test_the_padded_form_is_that_of_version_0_1():
+    network = make_network(ModelConfig("SoSN(x)+SigmE", padding=True), channels=3, size=84)
+    assert network.score[1].in_features == 1024
+
+
+@pytest.mark.parametrize("hidden", [2, 4, 8, 16, 64])
+def test_small_matrices_are_padded_where_they_would_vanish(hidden):
+    network = make_network(ModelConfig("SoSN(x)+SigmE", hidden=hidden), channels=1, size=28)
+    assert network(torch.rand(3, 1, 1, 28, 28), torch.rand(2, 1, 28, 28)).shape == (2, 3)

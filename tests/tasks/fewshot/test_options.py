@@ -33,9 +33,9 @@ def test_impossible_options_are_refused_by_name(options, name):
 
 def test_predict_needs_images_and_a_known_format():
     with pytest.raises(PowerPoolError, match="images"):
-        PredictOptions("run", "support")
+        PredictOptions(support="support")
     with pytest.raises(PowerPoolError, match=r"\.csv or \.json"):
-        PredictOptions("run", "support", ["a.png"], out="a.txt")
+        PredictOptions(support="support", images=["a.png"], out="a.txt")
 
 
 def test_the_settings_of_a_training_are_its_configuration():
@@ -80,7 +80,7 @@ def test_a_study_reads_both_budgets_from_its_recipe():
     config = ReproduceOptions(study="pretraining").read_study()
     assert (config.target.data, config.first.data) == ("flower102", "miniimagenet100")
     assert (config.first.size, config.target.size) == (84, 84)
-    assert (config.first.training.episodes, config.target.training.episodes) == (300, 300)
+    assert (config.first.training.episodes, config.target.training.episodes) == (4000, 1000)
 
 
 def test_studies_and_quick_runs_have_folders_of_their_own():

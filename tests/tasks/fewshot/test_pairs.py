@@ -28,9 +28,9 @@ def directly(block: PairBlock, support, query):
     return nn.functional.max_pool2d(normed, 2).relu()
 
 
-def make(channels=3, seed=0):
+def make(channels=3, seed=0, padding=1):
     torch.manual_seed(seed)
-    block = PairBlock(channels).double()
+    block = PairBlock(channels, padding).double()
     with torch.no_grad():
         block.norm.weight.uniform_(-1, 1)  # of both signs
         block.norm.bias.uniform_(-1, 1)
@@ -38,9 +38,9 @@ def make(channels=3, seed=0):
 
 
 @settings(max_examples=15)
-@given(st.integers(1, 4), st.integers(1, 5), st.integers(1, 4), st.integers(1, 4), st.integers(0, 5))
-def test_values_gradients_and_statistics_equal_those_of_stacked_pairs(way, queries, height, width, seed):
-    block, reference = make(seed=seed)
+@given(st.integers(1, 4), st.integers(1, 5), st.integers(2, 4), st.integers(2, 4), st.integers(0, 5), st.integers(0, 1))
+def test_values_gradients_and_statistics_equal_those_of_stacked_pairs(way, queries, height, width, seed, padding):
+    block, reference = make(seed=seed, padding=padding)
     support = torch.randn(way, 2 * height, 2 * width, dtype=torch.float64, requires_grad=True)
     query = torch.randn(queries, 2 * height, 2 * width, dtype=torch.float64, requires_grad=True)
     ours, theirs = block(support, query), directly(reference, support, query)

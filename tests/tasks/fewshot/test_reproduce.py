@@ -18,7 +18,8 @@ from powerpool.tasks.base import run_chain
 from powerpool.tasks.fewshot.config import FewShotConfig
 from powerpool.tasks.fewshot.inference import load_run
 from powerpool.tasks.fewshot.options import ReproduceOptions
-from powerpool.tasks.fewshot.task import TASK, with_method
+from powerpool.tasks.fewshot.rows import with_method
+from powerpool.tasks.fewshot.task import TASK
 from powerpool.tasks.fewshot.training import Training
 from tests.runs.threads import Threads
 from tests.tasks.fewshot.samples import write_folder

@@ -22,7 +22,8 @@ from powerpool.tasks.fewshot import training as training_module
 from powerpool.tasks.fewshot.config import FewShotConfig
 from powerpool.tasks.fewshot.inference import run_test
 from powerpool.tasks.fewshot.options import ReproduceOptions
-from powerpool.tasks.fewshot.task import MORE_SHOTS, ONE_SHOT, PRETRAINING, TASK, make_row, with_pretraining
+from powerpool.tasks.fewshot.rows import make_row, with_pretraining
+from powerpool.tasks.fewshot.task import MORE_SHOTS, ONE_SHOT, PRETRAINING, TASK
 from powerpool.tasks.methods import FEWSHOT_METHODS
 from tests.tasks.fewshot.samples import assert_same_weights, small_config, stripe_set
 

@@ -39,6 +39,8 @@ class ModelConfig:
         sigma: width of the spatial coordinates
         alpha: weight of the spatial coordinates
         temperature: initial value of what nearest-mean methods divide squared distances by; it is learnt
+        padding: pad the convolutions that compare matrices, and start linear layers with the weights of PyTorch, as in
+            version 0.1; default: the networks of Relation Net and SoSN as their authors publish them
     """
 
     method: str = "SoSN(x+L)+SigmE"
@@ -53,6 +55,7 @@ class ModelConfig:
     sigma: float = 0.5
     alpha: float = 0.5
     temperature: float = 1.0
+    padding: bool = False
 
     def __post_init__(self) -> None:
         require_choice(self.method, tuple(FEWSHOT_METHODS), "model.method")
@@ -102,8 +105,11 @@ class TrainingConfig:
         decay_factor: what the learning rate is multiplied by, for the schedule step
         loss: cross-entropy of the classes of an episode, or mse, the mean squared error to 1 for the true class and 0
             for the others; default: mse for Relation Net and SoSN, cross-entropy for the other methods
-        clip: largest gradient norm, of the encoder and of all other layers separately
+        clip: largest gradient norm, of the encoder and of all other layers separately; 0 for no limit. Default: 0 for
+            SoSN, 0.5 for the other methods
         turns: treat classes rotated by 90, 180 and 270 degrees as further classes, as is usual for Omniglot
+        flips: mirror training images at random, from left to right
+        shift: shift training images at random, by up to so many pixels; the border is reflected
         validate_every: episodes between two validations, the best of which selects the model
         validation_episodes: number of episodes of a validation; 0 keeps the last model
         settling_episodes: training episodes from which batch-norm statistics are recomputed before a validation; 0
@@ -122,8 +128,10 @@ class TrainingConfig:
     decay_every: int = 100_000
     decay_factor: float = 0.5
     loss: Loss | None = None
-    clip: float = 0.5
+    clip: float | None = None
     turns: bool = False
+    flips: bool = False
+    shift: int = 0
     validate_every: int = 1000
     validation_episodes: int = 100
     settling_episodes: int = 50
@@ -138,8 +146,8 @@ class TrainingConfig:
         if self.shot is not None:
             require_at_least(1, "training", shot=self.shot)
         optional = {"validation_episodes": self.validation_episodes, "settling_episodes": self.settling_episodes}
-        require_at_least(0, "training", **optional)
-        require_above(0, "training", learning_rate=self.learning_rate, clip=self.clip)
+        require_at_least(0, "training", clip=self.clip or 0, shift=self.shift, **optional)
+        require_above(0, "training", learning_rate=self.learning_rate)
         if not 0 < self.decay_factor <= 1:
             raise ArgumentError(f"training.decay_factor must be above 0 and at most 1 (got {self.decay_factor}).")
         require_choice(self.schedule, get_args(Schedule), "training.schedule")
@@ -180,7 +188,8 @@ class FewShotConfig:
         train_classes: share or number of training classes; default: the usual split of the data set
         validation_classes: share or number of validation classes; the others are tested
         class_order: names takes the first classes by name or official order, drawn takes random ones
-        pretrained: run folder of a model of the same method, whose weights the training starts from
+        pretrained: run folder of a model whose weights the training starts from
+        pretrained_part: all weights, which needs a model of the same method, or those of the encoder
         model: encoder and comparison
         test: episodes of test and validation
         training: Adam and its episodes
@@ -206,6 +215,7 @@ class FewShotConfig:
     validation_classes: int | float | None = None
     class_order: Literal["names", "drawn"] | None = None
     pretrained: str | None = None
+    pretrained_part: Literal["all", "encoder"] = "all"
     model: ModelConfig = field(default_factory=ModelConfig)
     test: EpisodeConfig = field(default_factory=EpisodeConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
@@ -214,6 +224,9 @@ class FewShotConfig:
     def __post_init__(self) -> None:
         require_image_format(self.size, self.channels, self.model.method)
         require_seed(self.seed)
+        require_choice(self.pretrained_part, ("all", "encoder"), "pretrained_part")
+        if self.training.shift >= self.size:
+            raise ArgumentError(f"training.shift must be below size, {self.size} (got {self.training.shift}).")
         given = [self.train_classes, self.validation_classes, self.class_order]
         if any(value is not None for value in given) and any(value is None for value in given):
             raise ArgumentError(
@@ -239,7 +252,7 @@ class FewShotConfig:
             >>> FewShotConfig(test=EpisodeConfig(shot=5, transductive=True)).protocol
             '5-way-5-shot-transductive'
         """
-        return f"{self.test.way}-way-{self.test.shot}-shot{'-transductive' if self.test.transductive else ''}"
+        return protocol_name(self.test)
 
     def with_way(self, way: int) -> FewShotConfig:
         """Return the same settings with another number of test classes."""
@@ -275,6 +288,11 @@ class StudyConfig(FewShotConfig):
             class_order=None,
             training=replace(self.training, episodes=self.source_episodes),
         )
+
+
+def protocol_name(test: EpisodeConfig) -> str:
+    """Return the name of a test in the tables."""
+    return f"{test.way}-way-{test.shot}-shot{'-transductive' if test.transductive else ''}"
 
 
 def require_image_format(size: int, channels: int, method: str) -> None:

@@ -10,29 +10,24 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from powerpool.console import TextTable
 from powerpool.curves.base import EXTRA_STATE
 from powerpool.data import FewShotSet, ImageBank, ImageSplit, Splits, list_images, load_fewshot, load_images
 from powerpool.data.banks import Resize, read_bank
 from powerpool.data.images import Corrupt
 from powerpool.data.layouts import is_open_mic
 from powerpool.errors import ArgumentError, RecordError
-from powerpool.runs.compare import summarize
 from powerpool.runs.config import read_recipe
-from powerpool.runs.environment import environment
 from powerpool.runs.folder import CONFIG, MODEL, DataIdentity, build_network, is_data_of, read_identity, read_model
-from powerpool.runs.record import Spectrum
-from powerpool.runs.typed import Json, to_json
-from powerpool.tasks.base import Evaluation, Predictions, Watch, ignore_progress
+from powerpool.runs.typed import Json
+from powerpool.tasks.base import Predictions, Watch, ignore_progress
 from powerpool.tasks.fewshot.config import EpisodeConfig, FewShotConfig, ModelConfig, require_image_format
 from powerpool.tasks.fewshot.model import EpisodeNetwork, feature_sets, make_network, normalization
 from powerpool.tasks.fewshot.options import EvaluateOptions, PredictOptions
-from powerpool.tasks.fewshot.training import EpisodeScores, draw_episodes, episode_spectrum, run_episodes
+from powerpool.tasks.fewshot.results import EpisodeTest, FewShotEvaluation, make_predictions, require_classes
+from powerpool.tasks.fewshot.training import draw_episodes, episode_spectrum, run_episodes
 from powerpool.tasks.pooling import FeatureSource, Samples
 from powerpool.tasks.training import require_device
 
-SHOWN = 3
-"""Number of classes that a prediction lists, the most similar first."""
 TEST_OPTIONS = ("way", "shot", "queries", "count", "transductive")
 ANALYSIS_BATCH = 64
 
@@ -136,7 +131,7 @@ def read_set(config: FewShotConfig, watch: Watch = ignore_progress) -> FewShotSe
 
 def load_run(folder: str | Path) -> TrainedModel:
     """Load the model of a run folder."""
-    stored = read_model(folder, "fewshot", ModelSpec, _convert_old)
+    stored = read_model(folder, "fewshot", ModelSpec, _convert_old, _add_padding)
     config, images = stored.spec.config, stored.spec.images
 
     def make() -> EpisodeNetwork:
@@ -150,6 +145,12 @@ def _convert_old(state: dict[str, Json]) -> Json:
     names = {"eta_prime": "sigme_eta", "gamma_prime": "asinhe_gamma"}
     config = {names.get(name, name): value for name, value in state["config"].items()}
     return {"config": config, "images": state["pictures"]}
+
+
+def _add_padding(spec: dict[str, Json]) -> Json:
+    """Return a specification with the padding that all networks had before it was a setting."""
+    config = spec.get("config")
+    return {**spec, "config": {"padding": True, **config}} if isinstance(config, dict) else spec
 
 
 def read_pretrained(config: FewShotConfig, data: FewShotSet) -> dict[str, Tensor] | None:
@@ -168,14 +169,20 @@ def read_pretrained(config: FewShotConfig, data: FewShotSet) -> dict[str, Tensor
         )
     model = load_run(config.pretrained)
     ours, theirs = config.model, model.network.config
-    for name in ("method", "hidden"):
+    only_encoder = config.pretrained_part == "encoder"
+    for name in ("hidden",) if only_encoder else ("method", "hidden", "padding"):
         if getattr(ours, name) != getattr(theirs, name):
+            other = (
+                " Use pretrained_part encoder to start from the encoder of another method." if name == "method" else ""
+            )
             raise RecordError(
                 f"pretrained {config.pretrained} was trained with model.{name} {getattr(theirs, name)}, but this run "
-                f"has {getattr(ours, name)}."
+                f"has {getattr(ours, name)}.{other}"
             )
     # Without the fixed parameters of curves: a training may go on with others.
     weights = {name: value for name, value in model.network.state_dict().items() if not name.endswith(EXTRA_STATE)}
+    if only_encoder:
+        weights = {name: value for name, value in weights.items() if name.startswith("encoder.")}
     own = make_network(ours, config.channels, config.size).state_dict()
     for name, value in weights.items():
         if own[name].shape != value.shape:
@@ -188,15 +195,6 @@ def read_pretrained(config: FewShotConfig, data: FewShotSet) -> dict[str, Tensor
 
 
 # ---- test and evaluate -----------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class EpisodeTest:
-    """A test in episodes: scores, mean spectrum of some queries, and the time that the scores took."""
-
-    scores: EpisodeScores
-    spectrum: Spectrum | None
-    seconds: float
 
 
 def run_test(
@@ -214,59 +212,10 @@ def run_test(
     return EpisodeTest(scores, episode_spectrum(network, bank, drawn, device, transductive=transductive), seconds)
 
 
-def describe_accuracy(accuracies: Sequence[float]) -> str:
-    """Return the mean with half the width of its 95 % interval.
-
-    Example:
-        >>> describe_accuracy([50.0, 60.0, 70.0, 80.0])
-        '65.00 ± 20.54'
-    """
-    found = summarize(accuracies)
-    spread = "" if found.interval is None else f" ± {(found.interval[1] - found.interval[0]) / 2:.2f}"
-    return f"{found.mean:.2f}{spread}"
-
-
-@dataclass(frozen=True)
-class FewShotEvaluation(Evaluation):
-    """The test of a model in episodes of some images."""
-
-    method: str
-    images: str
-    """Which images were tested."""
-    episodes: EpisodeConfig
-    test: EpisodeTest
-    remarks: tuple[str, ...] = ()
-
-    def plain(self) -> dict[str, Json]:
-        scores, spectrum = self.test.scores, self.test.spectrum
-        return {
-            "images": self.images,
-            "pictures": self.images,  # as in version 0.1
-            "method": self.method,
-            "test": asdict(self.episodes),
-            "value": scores.accuracy,
-            "right_by_episode": " ".join(map(str, scores.right)),
-            "queries": scores.queries,
-            "count": len(scores.right),
-            "test_loss": scores.loss,
-            "test_seconds": self.test.seconds,
-            **({} if spectrum is None else {"spectrum": to_json(spectrum)}),
-            "environment": to_json(environment()),
-        }
-
-    def tables(self) -> list[TextTable]:
-        scores, episodes = self.test.scores, self.episodes
-        accuracy = describe_accuracy([100 * right / scores.queries for right in scores.right])
-        row = (episodes.way, episodes.shot, episodes.queries, episodes.count, accuracy, f"{scores.loss:.4f}")
-        title = f"{self.method} on {self.images}{', transductive' if episodes.transductive else ''}"
-        columns = ("way", "shot", "queries", "episodes", "accuracy %", "loss")
-        return [TextTable(title, columns, (tuple(map(str, row)),))]
-
-
 def evaluate(options: EvaluateOptions, watch: Watch) -> FewShotEvaluation:
     """Test the model of a run: on its test classes, or on all classes of other data."""
-    model = load_run(options.run)
-    config = read_recipe(Path(options.run, CONFIG), FewShotConfig)
+    run = str(options.run)
+    model, config = load_run(run), read_recipe(Path(run, CONFIG), FewShotConfig)
     if config.training.loss is not None:
         model.network.loss_name = config.training.loss
     given = {name: getattr(options, name) for name in TEST_OPTIONS if getattr(options, name) is not None}
@@ -285,7 +234,7 @@ def _read_own_test(
     """Return the test images of a run, their description, and remarks."""
     own = replace(config, data_root=options.data_root or config.data_root, download=options.download)
     data = read_set(model.images.apply(replace(own, corrupt=options.corrupt)), watch)
-    if not is_data_of(options.run, data.digest):
+    if not is_data_of(str(options.run), data.digest):
         raise RecordError(
             f"{data.name} has changed since the run was trained, so its test classes are unknown. Name the images to "
             "test with --data."
@@ -304,7 +253,7 @@ def _read_other(
             f"{options.data} is Open MIC, which is tested by its problems, not by all its classes. Train a run with "
             "--data open_mic --problem, and evaluate it without --data."
         )
-    identity = read_identity(options.run)
+    identity = read_identity(str(options.run))
     trained = identity is not None and identity.name == name
     remarks = [f"The network was trained on some of these classes of {name}."] if trained else []
     return bank, f"all classes of {name}", remarks
@@ -322,14 +271,9 @@ def describe_skipped(data: FewShotSet) -> list[str]:
 
 def predict(options: PredictOptions) -> Predictions:
     """Classify images by a few example images of each class."""
-    model = load_run(options.run)
+    model = load_run(str(options.run))
     bank, _ = model.images.read_all(options.support, corrupt=options.corrupt)
-    labels = bank.targets.unique().tolist()
-    if len(labels) < 2:
-        raise ArgumentError(
-            f"support must contain a folder of example images for each of at least two classes (got {len(labels)} in "
-            f"{options.support})."
-        )
+    labels = require_classes(bank.targets, options.support).tolist()
     support = [bank.batch((bank.targets == label).nonzero().flatten()) for label in labels]
     files = list_images(options.images)
     queries = model.images.read(files, (), options.corrupt)
@@ -337,25 +281,7 @@ def predict(options: PredictOptions) -> Predictions:
     queries = replace(queries, mean=bank.mean)  # of the examples: the queries may all be of one class
     scores = model.scores(support, queries.batch(torch.arange(len(queries))))
     classes = [bank.classes[label] for label in labels]
-    rows = [
-        {
-            "picture": name,
-            "class": classes[int(row.argmax())],
-            "score": float(row.max()),
-            **{f"score of {label}": float(value) for label, value in zip(classes, row, strict=True)},
-        }
-        for name, row in zip(queries.names, scores, strict=True)
-    ]
-    return Predictions(rows, _tabulate(queries.names, scores, classes), remarks)
-
-
-def _tabulate(names: Sequence[str], scores: Tensor, classes: Sequence[str]) -> TextTable:
-    best = scores.topk(min(SHOWN, len(classes)), dim=-1)
-    rows = []
-    for name, values, places in zip(names, best.values.tolist(), best.indices.tolist(), strict=True):
-        others = [f"{classes[place]} {value:.3f}" for place, value in zip(places[1:], values[1:], strict=True)]
-        rows.append((name, classes[places[0]], f"{values[0]:.3f}", ", ".join(others)))
-    return TextTable("", ("image", "class", "score", "next"), tuple(rows), ("image", "class", "next"))
+    return make_predictions(queries.names, scores, classes, remarks)
 
 
 # ---- analysis --------------------------------------------------------------------------------------------------------

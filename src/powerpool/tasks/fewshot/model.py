@@ -71,6 +71,8 @@ class EpisodeNetwork(nn.Module):
     """Whether convolutions and linear layers are trained in bfloat16; matrices and the loss are float32."""
     loss_name: Loss = "cross-entropy"
     """The training loss; a subclass has that of its authors."""
+    clip = 0.5
+    """The largest gradient norm unless settings name another; 0 for no limit."""
 
     def __init__(self, config: ModelConfig, channels: int) -> None:
         super().__init__()
@@ -171,7 +173,7 @@ class RelationNet(PairNetwork):
             blocks.append(conv_block(inputs, config.hidden, padding=padding, pool=side > 1))
             side = max(side // 2, 1)
         self.relation = nn.Sequential(*blocks)
-        self.score = score_head(config.hidden * side**2)
+        self.score = score_head(config.hidden * side**2, published=not config.padding)
 
     def represent(self, support: Tensor) -> Tensor:
         return support.mean(1)
@@ -185,6 +187,9 @@ class RelationNet(PairNetwork):
 class SoSN(PairNetwork):
     """Second-order similarity network: power-normalized matrices of support and query, compared by four convolutions.
 
+    The convolutions of its authors have no padding: 64 x 64 matrices become maps of side 31, 14, 6 and 2. Where a map
+    is too small for that, and everywhere with ``padding``, they are padded.
+
     Example:
         >>> import torch
         >>> network = SoSN(ModelConfig("SoSN(x)+SigmE", hidden=16), channels=3, side=19)
@@ -192,19 +197,24 @@ class SoSN(PairNetwork):
         torch.Size([15, 5])
     """
 
+    clip = 0.0
+
     def __init__(self, config: ModelConfig, channels: int, side: int) -> None:
         super().__init__(config, channels)
         self.descriptor = make_descriptor(config)
         self.grid = Grid(config, side)
         hidden, size = config.hidden, config.hidden + self.grid.channels
-        self.pairs = PairBlock(hidden)
+        padding = _padding(size, config)
+        self.pairs = PairBlock(hidden, padding)
+        size = (size + 2 * padding - 2) // 2
         blocks = []
-        size //= 2
         for _ in range(3):
-            blocks.append(conv_block(hidden, hidden, pool=size > 1))
+            padding = _padding(size, config)
+            size += 2 * padding - 2
+            blocks.append(conv_block(hidden, hidden, padding=padding, pool=size > 1))
             size = max(size // 2, 1)
         self.similarity = nn.Sequential(*blocks)
-        self.score = score_head(hidden * size**2)
+        self.score = score_head(hidden * size**2, published=not config.padding)
 
     def represent(self, support: Tensor) -> Tensor:
         return self.descriptor.support_matrix(support.flatten(3), self.grid(support))
@@ -280,9 +290,19 @@ class Grid(nn.Module):
         return None if self.coordinates is None else self.coordinates.to(like.dtype)
 
 
-def score_head(features: int) -> nn.Sequential:
-    """Build the layers from maps to a logit."""
-    return nn.Sequential(nn.Flatten(), nn.Linear(features, UNITS), nn.ReLU(), nn.Linear(UNITS, 1))
+def _padding(side: int, config: ModelConfig) -> int:
+    """Return the padding of a convolution before pooling: none, if the map is large enough."""
+    return 1 if config.padding or side < 4 else 0
+
+
+def score_head(features: int, published: bool) -> nn.Sequential:
+    """Build the layers from maps to a logit, with the published initial weights or those of PyTorch."""
+    layers = nn.Sequential(nn.Flatten(), nn.Linear(features, UNITS), nn.ReLU(), nn.Linear(UNITS, 1))
+    for layer in layers.children() if published else ():
+        if isinstance(layer, nn.Linear):
+            nn.init.normal_(layer.weight, std=0.01)
+            nn.init.ones_(layer.bias)
+    return layers
 
 
 def make_descriptor(config: ModelConfig) -> RelationDescriptor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import ClassVar, Literal, TypeVar
 
@@ -12,6 +12,8 @@ from powerpool.data.images import Corrupt
 from powerpool.errors import ArgumentError
 from powerpool.tasks import options as base
 from powerpool.tasks.fewshot.config import FewShotConfig, StudyConfig
+from powerpool.tasks.fewshot.feature_config import FeatureConfig, FeatureStudyConfig
+from powerpool.tasks.methods import FEATURE_METHODS
 from powerpool.tasks.options import read_layered, require_answer_file, require_distinct, take_fields
 
 C = TypeVar("C", bound=FewShotConfig)
@@ -58,24 +60,36 @@ class TrainOptions(FewShotConfig):
         return Path("runs", "train", "fewshot", data, f"{self.model.method}-{self.protocol}")
 
 
+def require_no_features(options: FeatureConfig, run: str | None) -> None:
+    """Refuse settings of frozen features beside a run, which has its own network."""
+    if run is None:
+        return
+    names = [entry.name for entry in fields(FeatureConfig)]
+    given = [name for name in names if getattr(options, name) != getattr(FeatureConfig(), name)]
+    if given:
+        raise ArgumentError(f"--run {run} has its own network, so --{given[0]} has no effect: leave one of them out.")
+
+
 @dataclass(frozen=True)
-class EvaluateOptions(base.EvaluateOptions):
-    """Test the network of a run again: in other episodes, or on other images.
+class EvaluateOptions(base.EvaluateOptions, FeatureConfig):
+    """Test the network of a run again, in other episodes or on other images; without a run, a frozen backbone.
 
     Args:
-        run: run folder of 'powerpool train fewshot'
-        data: other images, all classes of which are tested: a folder or zip of class folders, or a data set
-        way: classes of an episode; default: as in the run
-        shot: support images of each class; default: as in the run
-        queries: query images of each class; default: as in the run
-        count: number of episodes; default: as in the run
+        run: run folder of 'powerpool train fewshot'; default: a frozen backbone is tested, without any training
+        data: other images, all classes of which are tested: a folder or zip of class folders, or a data set. Without a
+            run: the test classes of a data set, or all classes of a folder
+        way: classes of an episode; default: as in the run, or 5
+        shot: support images of each class; default: as in the run, or 1
+        queries: query images of each class; default: as in the run, or 15
+        count: number of episodes; default: as in the run, or 600
         transductive: use the batch-norm statistics of the episode itself; default: as in the run
         corrupt: whether an unreadable image is an error, or is skipped and counted
-        device: cpu, cuda or cuda:1
-        out: folder for evaluation.json; default: the run folder
+        device: cpu, cuda or cuda:1, for the network of a run
+        out: folder for evaluation.json; default: the run folder, or runs/evaluate/fewshot
     """
 
     task: ClassVar[str] = "fewshot"
+    run: str | None = None  # type: ignore[assignment]
     way: int | None = None
     shot: int | None = None
     queries: int | None = None
@@ -84,34 +98,51 @@ class EvaluateOptions(base.EvaluateOptions):
     corrupt: Corrupt = "error"
     device: str = "cpu"
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_no_features(self, self.run)
+        if self.run is None and self.data is None:
+            raise ArgumentError(
+                "run or data is missing: name a run folder with --run, or images to test a frozen backbone on with "
+                "--data."
+            )
+        if self.run is None and self.transductive:
+            raise ArgumentError("--transductive needs --run: a frozen backbone keeps its batch-norm statistics.")
+        for name, least in (("way", 2), ("shot", 1), ("queries", 1), ("count", 2)):
+            if (value := getattr(self, name)) is not None:
+                require_at_least(least, "", **{name: value})
+
 
 @dataclass(frozen=True)
-class PredictOptions:
-    """Classify images by a few examples of each class, without any training, with the network of a run.
+class PredictOptions(FeatureConfig):
+    """Classify images by a few examples of each class, without any training: with a frozen backbone, or by a run.
 
     Args:
-        run: run folder of 'powerpool train fewshot'
         support: folder or zip with a folder of example images for each class, at least two classes
         images: image files, and folders that are searched recursively
+        run: run folder of 'powerpool train fewshot', whose network compares the images; default: a frozen backbone
         corrupt: whether an unreadable image is an error, or is skipped
+        download: allow downloads of weights that are not on this machine
         out: file for the predictions with all scores, .csv or .json; default: a table is printed
     """
 
     task: ClassVar[str] = "fewshot"
     RENAMED: ClassVar[dict[str, str]] = {"pictures": "images"}
 
-    run: str
-    support: str
-    images: list[str] = field(default_factory=list)
-    corrupt: Corrupt = "error"
-    out: str | None = None
+    support: str = field(kw_only=True)
+    images: list[str] = field(default_factory=list, kw_only=True)
+    run: str | None = field(default=None, kw_only=True)
+    corrupt: Corrupt = field(default="error", kw_only=True)
+    download: bool = field(default=False, kw_only=True)
+    out: str | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require_answer_file(self.out)
+        require_no_features(self, self.run)
         if not self.images:
             raise ArgumentError(
-                "images must name at least one file or folder: powerpool predict fewshot --run RUN --support "
-                "EXAMPLES photo.jpg"
+                "images must name at least one file or folder: powerpool predict fewshot photo.jpg --support EXAMPLES"
             )
 
 
@@ -123,14 +154,19 @@ class ReproduceOptions(base.ReproduceOptions):
         data: data sets such as glyphs, omniglot, miniimagenet, flower102, food101 or open_mic, or folders or zips of
             class folders
         problems: problems of Open MIC: p1->p2 and so on, or names of exhibitions; default: that of the recipe
-        methods: rows of the table; default: six methods for one support image, three for more. The method of a recipe
-            is ignored
+        methods: rows of the table; default: seven methods for one support image, four for more. The method of a recipe
+            is ignored. For the study features: pools, such as FOP and SOP+SpecGamma
         shots: numbers of support images, with a training for each; default: that of the recipe
         ways: numbers of test classes, with one training for all; default: that of the recipe
-        seeds: of weights and training episodes, with a training for each; default: that of the recipe
-        study: pretraining compares each method with and without a training on another data set before
-        source: data set of the first training of the study; default: that of the recipe
-        out: folder for trainings, records and the report; default: runs/reproduce/fewshot (-pretraining, -quick)
+        seeds: of weights and training episodes, with a training for each; default: that of the recipe. For the study
+            features: of test episodes; default: 0 1 2 3 4
+        study: pretraining compares each method with and without a training on another data set before. features
+            compares pools and classifiers on a frozen backbone, without training
+        source: data set of the first training of the study pretraining; default: that of the recipe
+        pretrained: run folders, one for all or one for each seed, from whose encoders the trainings start
+        backbone: frozen network of the study features; default: that of the recipe
+        out: folder for trainings, records and the report; default: runs/reproduce/fewshot (-pretraining, -features,
+            -quick)
     """
 
     task: ClassVar[str] = "fewshot"
@@ -139,22 +175,37 @@ class ReproduceOptions(base.ReproduceOptions):
     shots: list[int] = field(default_factory=list)
     ways: list[int] = field(default_factory=list)
     seeds: list[int] = field(default_factory=list)
-    study: Literal["pretraining"] | None = None
+    study: Literal["pretraining", "features"] | None = None
     source: str | None = None
+    pretrained: list[str] = field(default_factory=list)
+    backbone: str | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.study and self.pretrained:
+            raise ArgumentError("--pretrained and --study exclude each other: a study trains its own first networks.")
         require_distinct(problems=self.problems, shots=self.shots, ways=self.ways, seeds=self.seeds)
         require_at_least(1, "", **{"each of shots": min(self.shots, default=1)})
         require_at_least(2, "", **{"each of ways": min(self.ways, default=2)})
         if self.study and max(len(self.data), len(self.problems)) > 1:
             raise ArgumentError(f"--study {self.study} takes one data set (got {self.data}, {self.problems}).")
-        if self.source and self.study is None:
+        if self.source and self.study != "pretraining":
             raise ArgumentError("--source needs --study pretraining: no other training uses a second data set.")
+        if self.backbone and self.study != "features":
+            raise ArgumentError(
+                "--backbone needs --study features: all other networks are trained from random weights."
+            )
+
+    @property
+    def known_methods(self) -> Sequence[str]:
+        """What ``methods`` may name."""
+        return tuple(FEATURE_METHODS) if self.study == "features" else super().known_methods
 
     @property
     def data_sets(self) -> list[str | None]:
         """What to read; None stands for the data set that the recipe names."""
+        if self.study == "features" and not self.data:
+            return ["digits"] if self.quick else [None]
         if self.study and not self.data:
             return [next(name for name in reversed(QUICK_STUDY) if name != self.source)] if self.quick else [None]
         return super().data_sets
@@ -188,6 +239,20 @@ class ReproduceOptions(base.ReproduceOptions):
         found = self._read(StudyConfig, data, problem, self.recipe or "fewshot/pretraining")
         return replace(found, source_episodes=found.training.episodes) if self.quick else found
 
+    def read_feature_study(self) -> FeatureStudyConfig:
+        """Return the settings of the study of frozen features."""
+        (data,) = self.data_sets
+        return read_layered(
+            FeatureStudyConfig,
+            "fewshot",
+            data,
+            self.recipe or f"fewshot/features{'-quick' if self.quick else ''}",
+            [],
+            data_root=self.data_root,
+            download=self.download,
+            backbone=self.backbone,
+        )
+
     def _read(self, kind: type[C], data: str | None, problem: str | None, recipe: str | None) -> C:
         # Methods come from the options. The baseline fits whatever parameters a recipe has for others.
         found = read_layered(
@@ -204,8 +269,8 @@ class ReproduceOptions(base.ReproduceOptions):
         )
         if found.pretrained is not None:
             raise ArgumentError(
-                f"A recipe for reproduce must not set pretrained (got {found.pretrained}). Use 'powerpool train "
-                "fewshot', or compare methods with --study pretraining."
+                f"A recipe for reproduce must not set pretrained (got {found.pretrained}). Use --pretrained, or "
+                "--study pretraining."
             )
         # Training episodes have as many support images as those of the test.
         return replace(found, training=replace(found.training, shot=None)) if self.shots else found

@@ -32,6 +32,7 @@ class PairBlock(nn.Module):
 
     Args:
         channels: of the output.
+        padding: of the convolution, 0 or 1.
 
     Example:
         >>> import torch
@@ -40,12 +41,13 @@ class PairBlock(nn.Module):
         torch.Size([125, 64, 32, 32])
     """
 
-    def __init__(self, channels: int) -> None:
+    def __init__(self, channels: int, padding: int = 1) -> None:
         super().__init__()
-        self.convolution = init_for_relu(nn.Conv2d(2, channels, 3, padding=1, bias=False))
+        self.convolution = init_for_relu(nn.Conv2d(2, channels, 3, padding=padding, bias=False))
         self.norm = nn.BatchNorm2d(channels)
+        self.padding = padding
 
-    def forward(self, support: Tensor, query: Tensor) -> Tensor:  # shape: (L, H, W), (n, H, W) -> (n L, F, H/2, W/2)
+    def forward(self, support: Tensor, query: Tensor) -> Tensor:  # shape: (L, H, W), (n, H, W) -> (n L, F, h, w)
         """Return the maps of all pairs: those of the first query first, in the order of the classes."""
         if support.ndim != 3 or query.ndim != 3 or support.shape[1:] != query.shape[1:]:
             raise ShapeError(
@@ -55,7 +57,8 @@ class PairBlock(nn.Module):
         if support.shape[1] % 2 or support.shape[2] % 2:
             raise ShapeError(f"PairBlock needs an even height and width (got {tuple(support.shape[1:])}).")
         with without_autocast(query):
-            first, second = self._normalize(windows(at_least_float32(support)), windows(at_least_float32(query)))
+            parts = (windows(at_least_float32(matrices), self.padding) for matrices in (support, query))
+            first, second = self._normalize(*parts)
         if torch.is_autocast_enabled(query.device.type):  # only the pairs, of which there are many, are rounded
             half = torch.get_autocast_dtype(query.device.type)
             first, second = first.to(half), second.to(half)
@@ -143,10 +146,11 @@ def init_for_relu(layer: nn.Conv2d) -> nn.Conv2d:
     return layer
 
 
-def windows(matrices: Tensor) -> Tensor:  # shape: (B, H, W) -> (4, B, H/2, W/2, 9)
-    """Return the zero-padded 3 x 3 window around each entry, grouped by the corners of 2 x 2 blocks."""
-    batch, height, width = matrices.shape
-    found = nn.functional.unfold(matrices[:, None], 3, padding=1)  # (B, 9, H W)
+def windows(matrices: Tensor, padding: int) -> Tensor:  # shape: (B, H, W) -> (4, B, h, w, 9)
+    """Return the 3 x 3 windows, zero-padded or not, grouped by the corners of 2 x 2 blocks."""
+    batch = len(matrices)
+    height, width = (side + 2 * padding - 2 for side in matrices.shape[1:])
+    found = nn.functional.unfold(matrices[:, None], 3, padding=padding)  # (B, 9, H W)
     found = found.view(batch, 9, height // 2, 2, width // 2, 2)
     return found.permute(3, 5, 0, 2, 4, 1).flatten(0, 1).contiguous()
 

@@ -7,7 +7,6 @@ serves protocols with different numbers of classes.
 
 from __future__ import annotations
 
-import re
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -15,18 +14,20 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from powerpool.data import FewShotSet, MissingDataError
+from powerpool.console import print_note
+from powerpool.data import EpisodeError, FewShotSet, MissingDataError
 from powerpool.data.sources import is_at_path
 from powerpool.errors import ArgumentError, RecordError, UnknownNameError
 from powerpool.runs.folder import DataIdentity, load_state, require_same_data, save_model, save_state
-from powerpool.runs.record import EpisodeResult
+from powerpool.runs.record import EpisodeResult, RunRecord
 from powerpool.runs.typed import Json
-from powerpool.tasks.base import Evaluation, Predictions, Row, Task, Unit, Watch, ignore_progress, with_absolute_paths
+from powerpool.tasks.base import Evaluation, Predictions, Task, Unit, Watch, ignore_progress, with_absolute_paths
+from powerpool.tasks.fewshot import frozen
 from powerpool.tasks.fewshot.config import FewShotConfig, ModelConfig
+from powerpool.tasks.fewshot.fitting import WITHOUT_TRAINING, fit_episodes, require_episodes
 from powerpool.tasks.fewshot.inference import (
     ImageFormat,
     TrainedModel,
-    describe_accuracy,
     describe_skipped,
     evaluate,
     feature_source,
@@ -36,26 +37,31 @@ from powerpool.tasks.fewshot.inference import (
     run_test,
 )
 from powerpool.tasks.fewshot.options import BASELINE, QUICK_STUDY, EvaluateOptions, PredictOptions, ReproduceOptions
-from powerpool.tasks.fewshot.training import Training, require_episodes
-from powerpool.tasks.methods import FEWSHOT_METHODS, unused_settings
+from powerpool.tasks.fewshot.results import describe_accuracy, describe_few_images
+from powerpool.tasks.fewshot.rows import FewShotRow, make_row, with_method, with_pretraining
+from powerpool.tasks.fewshot.study import study_features
+from powerpool.tasks.fewshot.training import Training
+from powerpool.tasks.methods import FEATURE_METHODS, FEWSHOT_METHODS, unused_settings
 from powerpool.tasks.pooling import FeatureSource, Samples
 from powerpool.tasks.training import announce_precision, stop_on_interrupt
 
 CHECKPOINT_SECONDS = 120.0
 """How much work a killed training may lose."""
-ONE_SHOT = (BASELINE, "PrototypicalNet", "SoSN(x)", "SoSN(x)+SigmE", "SoSN(x)+AsinhE", "SoSN(x)+SpecMaxExpF")
-MORE_SHOTS = (BASELINE, "SoSN(x)+SigmE", "SoSN(x+L)+SigmE")
+SOSN = ("SoSN(x)", "SoSN(x)+SigmE", "SoSN(x)+AsinhE", "SoSN(x)+SpecMaxExpF")
+ONE_SHOT = (BASELINE, "PrototypicalNet", "NCM(x+L)+SigmE", *SOSN)
+MORE_SHOTS = (BASELINE, "NCM(x+L)+SigmE", "SoSN(x)+SigmE", "SoSN(x+L)+SigmE")
 PRETRAINING = ("SoSN(x+L)+SigmE", "SoSN(x+L)+SpecMaxExpF")
 """The methods of a table where none are named: for one support image, for several, and in the study of pre-training."""
 
-FewShotRow = Row[FewShotConfig, FewShotSet]
+SEEDS = (0, 1, 2, 3, 4)
+"""Seeds of test episodes in the study of frozen features."""
 
 
 class FewShotTask(Task[FewShotConfig, FewShotSet, Training, TrainedModel]):
     """Few-shot learning by episodes."""
 
     name = "fewshot"
-    version = 2
+    version = 3
     baseline = BASELINE
     config_type = FewShotConfig
     packages = ("pillow",)
@@ -64,7 +70,10 @@ class FewShotTask(Task[FewShotConfig, FewShotSet, Training, TrainedModel]):
     # ---- data ----
 
     def load(self, config: FewShotConfig, watch: Watch = ignore_progress) -> FewShotSet:
-        return read_set(config, watch)
+        try:
+            return read_set(config, watch)
+        except EpisodeError as error:
+            raise EpisodeError(f"{error} Add classes, or {WITHOUT_TRAINING}") from error
 
     def identity(self, data: FewShotSet) -> DataIdentity:
         return DataIdentity(data.name, data.digest)
@@ -158,10 +167,10 @@ class FewShotTask(Task[FewShotConfig, FewShotSet, Training, TrainedModel]):
         save_model(folder, self.name, model.spec, model.network.state_dict())
 
     def evaluate(self, options: EvaluateOptions, watch: Watch) -> Evaluation:
-        return evaluate(options, watch)
+        return frozen.evaluate(options, watch) if options.run is None else evaluate(options, watch)
 
     def predict(self, options: PredictOptions, watch: Watch) -> Predictions:
-        return predict(options)
+        return frozen.predict(options, watch) if options.run is None else predict(options)
 
     def feature_source(self, folder: Path, samples: Samples) -> FeatureSource:
         return feature_source(folder, samples)
@@ -176,6 +185,18 @@ class FewShotTask(Task[FewShotConfig, FewShotSet, Training, TrainedModel]):
             training = replace(training, precision=announce_precision(training.device))
         return replace(with_absolute_paths(config, data_is_path=is_path), pretrained=start, training=training)
 
+    def adapt(self, config: FewShotConfig, data: FewShotSet) -> FewShotConfig:
+        found = fit_episodes(config, data)
+        if found != config:
+            require_episodes(found, data)
+            counts = ", ".join(f"{len(bank.targets.unique())} {split}" for split, bank in data.splits.items())
+            test, queries = found.test, found.training.queries
+            print_note(
+                f"Episodes that {data.name} can fill, with {counts} classes: {test.way}-way {test.shot}-shot, "
+                f"{test.queries} queries of each class in tests and {queries} in training."
+            )
+        return found
+
     def check(self, config: FewShotConfig, data: FewShotSet, chain: int) -> None:
         Training(config, data, read_pretrained(config, data))
 
@@ -188,7 +209,7 @@ class FewShotTask(Task[FewShotConfig, FewShotSet, Training, TrainedModel]):
         return [f"{method} does not depend on {', '.join(unused)}."] if unused else []
 
     def plan(self, options: ReproduceOptions, watch: Watch) -> list[FewShotRow]:
-        if options.study:
+        if options.study == "pretraining":
             return self._plan_study(options, watch)
         rows: list[FewShotRow] = []
         for name in options.data_sets:
@@ -199,6 +220,14 @@ class FewShotTask(Task[FewShotConfig, FewShotSet, Training, TrainedModel]):
                     methods = options.methods or (ONE_SHOT if shot == 1 else MORE_SHOTS)
                     rows += [make_row(options, with_method(config, method, shot), data) for method in methods]
         return rows
+
+    def study(self, options: ReproduceOptions, watch: Watch) -> list[RunRecord] | None:
+        if options.study != "features":
+            return None
+        config = options.read_feature_study()
+        ways, shots = options.ways or [config.test.way], options.shots or [config.test.shot]
+        forms = [replace(config.test, way=way, shot=shot) for way in ways for shot in shots]
+        return study_features(config, options.methods or tuple(FEATURE_METHODS), forms, options.seeds or SEEDS, watch)
 
     def _plan_study(self, options: ReproduceOptions, watch: Watch) -> list[FewShotRow]:
         """Return three rows for each method: on the source, on the target, and on the target from the source model."""
@@ -226,72 +255,14 @@ class FewShotTask(Task[FewShotConfig, FewShotSet, Training, TrainedModel]):
             ) from error
 
     def describe(self, config: FewShotConfig, data: FewShotSet, protocol: str, result: Any) -> str:
-        return (
+        text = (
             f"{config.model.method} on {data.name}, {protocol}: accuracy {describe_accuracy(result.accuracies)} % over "
             f"{len(result.right)} episodes, {result.seconds:.1f} s."
         )
+        return " ".join([text, *describe_few_images(result.value, len(data["test"]))])
 
 
 TASK = FewShotTask()
-
-
-def with_method(config: FewShotConfig, method: str, shot: int) -> FewShotConfig:
-    """Return the settings of a recipe for a method and a number of support images."""
-    # A recipe serves all methods: its beta is for those that have one.
-    beta = config.model.beta if "beta" in FEWSHOT_METHODS[method].parameters else 0.0
-    return replace(
-        config,
-        model=replace(config.model, method=method, beta=beta),
-        test=replace(config.test, shot=shot),
-        # The number of training classes does not depend on the protocol.
-        training=replace(config.training, way=config.training.way or config.test.way),
-    )
-
-
-def make_row(options: ReproduceOptions, config: FewShotConfig, data: FewShotSet) -> FewShotRow:
-    """Return the row of a method; episodes that the data cannot fill are refused."""
-    seeds, ways = options.seeds or [config.seed], options.ways or [config.test.way]
-    if config.class_order == "drawn" and seeds != [config.seed]:
-        raise ArgumentError(
-            f"--seeds must be {config.seed}, that of the recipe, where class_order is drawn (got {seeds}): another "
-            "seed draws other test classes. Change the seed of the recipe, and use another --out for each."
-        )
-    require_episodes(config, data, ways)
-    problem = "" if config.problem is None else f"-{config.problem.replace('->', '-to-')}"
-    name = f"{data.name}{problem}"
-    return Row(
-        configs=tuple(replace(config, seed=seed) for seed in seeds),
-        data=data,
-        protocols=tuple(config.with_way(way).protocol for way in ways),
-        method=config.model.method,
-        data_name=name,
-        settings={"data": name},
-    )
-
-
-def start_from(config: FewShotConfig, result: Path) -> FewShotConfig:
-    """Return the settings of a training that starts from the model beside a result."""
-    return replace(config, pretrained=str(result.parent.absolute()))
-
-
-def with_pretraining(row: FewShotRow, source: FewShotRow) -> FewShotRow:
-    """Return a row whose trainings start from the models of another row; its method gets "+Pretr" as in the paper."""
-    first = source.configs[0]
-    return replace(
-        row,
-        method=re.sub(r"^(\w+(?:\([^)]*\))?)", r"\1+Pretr", row.method),
-        source=source,
-        start_from=start_from,
-        settings={
-            **row.settings,
-            "pretrained": f"{source.data_name} {first.protocol}",
-            "pretraining": {
-                "data": source.data_name,
-                "data_digest": source.data.digest,
-                "episodes": first.training.episodes,
-            },
-        },
-    )
 
 
 def _run(training: Training, file: Path | None, watch: Watch) -> None:

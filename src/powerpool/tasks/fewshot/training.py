@@ -13,10 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from powerpool.data import Episode, EpisodeError, Episodes, FewShotSet, ImageBank
+from powerpool.data import Episode, Episodes, FewShotSet, ImageBank
 from powerpool.errors import NotFiniteError
 from powerpool.runs.record import Score, Spectrum
+from powerpool.tasks.fewshot.augmentation import Augmentation
 from powerpool.tasks.fewshot.config import EpisodeConfig, FewShotConfig
+from powerpool.tasks.fewshot.fitting import require_episodes
 from powerpool.tasks.fewshot.model import EpisodeNetwork, feature_sets, make_network, normalization
 from powerpool.tasks.pooling import FeatureSet, mean_spectrum, spread_out
 from powerpool.tasks.training import choose_precision, recompute_batch_norm, require_device, use_batch_statistics
@@ -74,7 +76,7 @@ class Training:
     Args:
         config: all settings.
         data: images to train on and to validate with.
-        weights: initial weights; default: random ones.
+        weights: initial weights of all layers or of some; the others are random.
 
     Example:
         >>> from powerpool.data import load_fewshot
@@ -102,12 +104,13 @@ class Training:
             seed=config.seed,
             turns=training.turns,
         )
+        self.augmentation = Augmentation(training.flips, training.shift, config.seed)
         self.validation = data.splits.get("validation") if training.validation_episodes else None
         with torch.random.fork_rng():
             torch.manual_seed(config.seed)
             self.network = make_network(config.model, config.channels, config.size)
         if weights is not None:
-            self.network.load_state_dict(weights)
+            self.network.load_state_dict({**self.network.state_dict(), **weights})
         if training.loss is not None:
             self.network.loss_name = training.loss
         self.network.to(self.device)
@@ -145,7 +148,8 @@ class Training:
             group["lr"] = config.rate(self.done)
         self.network.train()
         try:
-            logits, targets = compare_queries(self.network, self.train, self.episodes[self.done], self.device)
+            episode = self.episodes[self.done]
+            logits, targets = compare_queries(self.network, self.train, episode, self.device, self.augmentation)
             loss = self.network.loss(logits, targets)
         except NotFiniteError as error:
             raise self._diverged(f"Features are not finite in training episode {self.done + 1}") from error
@@ -174,7 +178,8 @@ class Training:
             [parameter for parameter in parameters if id(parameter) in own],
             [parameter for parameter in parameters if id(parameter) not in own],
         )
-        return [float(nn.utils.clip_grad_norm_(group, self.config.training.clip)) for group in groups]
+        clip = self.network.clip if self.config.training.clip is None else self.config.training.clip
+        return [float(nn.utils.clip_grad_norm_(group, clip or math.inf)) for group in groups]
 
     def _end_part(self) -> None:
         self.curves.episode.append(self.done)
@@ -242,38 +247,6 @@ class Training:
 # ---- episodes --------------------------------------------------------------------------------------------------------
 
 
-def require_episodes(config: FewShotConfig, data: FewShotSet, ways: Sequence[int] = ()) -> None:
-    """Refuse episodes for which the data has too few images or classes; the error names the split.
-
-    Args:
-        config: all settings.
-        data: the images.
-        ways: further numbers of classes that are tested.
-    """
-    training, test = config.training, config.test
-    needed: list[tuple[str, int, int, int, bool]] = [
-        ("train", training.way or test.way, training.shot or test.shot, training.queries, training.turns)
-    ]
-    if training.validation_episodes and "validation" in data.splits:
-        needed.append(("validation", test.way, test.shot, test.queries, False))
-    needed += [("test", way, test.shot, test.queries, False) for way in dict.fromkeys([test.way, *ways])]
-    for episode in needed:
-        _require_episode(config, data, *episode)
-
-
-def _require_episode(
-    config: FewShotConfig, data: FewShotSet, split: str, way: int, shot: int, queries: int, turns: bool
-) -> None:
-    try:
-        Episodes(data[split].targets, way, shot, queries, turns=turns)
-    except EpisodeError as error:
-        remedy = "Change train_classes, validation_classes and class_order to divide the classes otherwise"
-        remedy += ", or set training.validation_episodes to 0." if split == "validation" else "."
-        if config.problem is not None:
-            remedy = f"The classes are those of the problem {config.problem}."
-        raise EpisodeError(f"The split {split} of {data.name}: {error} {remedy}") from error
-
-
 def draw_episodes(bank: ImageBank, test: EpisodeConfig, count: int, seed: int = TEST_SEED) -> list[Episode]:
     """Return the first test or validation episodes, which are the same for all methods."""
     episodes = Episodes(bank.targets, test.way, test.shot, test.queries, seed=seed)
@@ -281,11 +254,19 @@ def draw_episodes(bank: ImageBank, test: EpisodeConfig, count: int, seed: int = 
 
 
 def compare_queries(
-    network: EpisodeNetwork, bank: ImageBank, episode: Episode, device: str = "cpu"
+    network: EpisodeNetwork,
+    bank: ImageBank,
+    episode: Episode,
+    device: str = "cpu",
+    augmentation: Augmentation | None = None,
 ) -> tuple[Tensor, Tensor]:  # shape: (L Q, L), (L Q,)
     """Return the logits of all queries of an episode, and the index of the true class of each."""
     targets = torch.arange(episode.way, device=device).repeat_interleave(episode.queries)
-    return network.logits(*read_episode(bank, episode, device)), targets
+    support, query = read_episode(bank, episode, device)
+    if augmentation:
+        images = augmentation.apply(torch.cat([support.flatten(0, 1), query]), episode.number)
+        support, query = images[: -len(query)].view_as(support), images[-len(query) :]
+    return network.logits(support, query), targets
 
 
 def read_episode(
