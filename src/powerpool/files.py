@@ -8,14 +8,19 @@ import errno
 import io
 import json
 import os
+import pickle
+import pickletools
 import re
 import stat
 import tempfile
 import time
+import warnings
+import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from filelock import FileLock, Timeout
 
 from powerpool.errors import DiskError, LockedError, PowerPoolError, RecordError
@@ -33,6 +38,7 @@ PART = ".part-"
 """Prefix of the temporary file that an atomic write fills."""
 PART_SECONDS = 3600.0
 """Age at which a temporary file is considered abandoned."""
+ZIP = b"PK\3\4"
 
 
 @contextlib.contextmanager
@@ -186,6 +192,49 @@ def read_json(path: str | Path, limit: int = LARGEST) -> Any:
         raise RecordError(f"{path} is not JSON: it is not text in UTF-8.") from error
     except (ValueError, RecursionError) as error:  # numbers with thousands of digits, deep nesting
         raise RecordError(f"{path} is not valid JSON: {error}.") from error
+
+
+def read_tensors(path: str | Path, limit: int, what: str) -> Any:
+    """Return what ``torch.save`` wrote, on the CPU; anything but tensors, plain values and safe classes is refused."""
+    if Path(path).is_file():  # if not, read_bytes names the reason
+        # Before the whole file is read, look at both ends: torch goes by the first bytes, and zipfile by the last.
+        with Path(path).open("rb") as file:
+            first = file.read(len(ZIP))
+        if first != ZIP or not zipfile.is_zipfile(path):
+            raise RecordError(f"{path} is not a {what}: it is not a zip of tensors and plain values.")
+    content = io.BytesIO(read_bytes(path, limit))
+    try:
+        _refuse_bomb(content)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about foreign pickles, which are refused anyway
+            return torch.load(content, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise RecordError(
+            f"{path} was not loaded: it is damaged, or contains Python objects other than tensors and plain values."
+        ) from error
+    except Exception as error:  # a damaged pickle fails anywhere: IndexError, OSError, ...
+        reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
+        raise RecordError(f"{path} is not a {what}, or is damaged: {reason}.") from error
+
+
+def _refuse_bomb(content: io.BytesIO) -> None:
+    """Refuse a file that would fill memory: compressed records, or a pickle that allocates with bytearray."""
+    with zipfile.ZipFile(content) as archive:
+        size = sum(record.file_size for record in archive.infolist())
+        if size > content.getbuffer().nbytes:
+            raise ValueError(f"its records have {size:,} bytes, more than the file")
+        for record in archive.infolist():
+            if record.filename.lower().endswith("data.pkl") and _calls_bytearray(archive.read(record)):
+                raise ValueError("its pickle calls bytearray, which tensors and plain values do not need")
+    content.seek(0)
+
+
+def _calls_bytearray(data: bytes) -> bool:
+    # The word may also be a plain value, so the operations are inspected.
+    return b"bytearray" in data and any(
+        operation.name in ("GLOBAL", "INST", "STACK_GLOBAL") and "bytearray" in str(argument or "bytearray")
+        for operation, argument, _ in pickletools.genops(data)
+    )
 
 
 def _umask() -> int:
