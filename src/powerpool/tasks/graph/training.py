@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from powerpool.data import GraphBatch, GraphSet
 from powerpool.runs.record import Score
 from powerpool.tasks.graph.config import ModelConfig, TrainingConfig
+from powerpool.tasks.graph.convolution import is_symmetric
 from powerpool.tasks.graph.model import GraphClassifier, recompute_statistics
 from powerpool.tasks.training import require_device
 
@@ -82,6 +83,7 @@ class Training:
             torch.manual_seed(seed)
             self.model = GraphClassifier(model, graphs.channels, len(graphs.classes)).to(config.device)
             self.random = _random_state(config.device)
+        self.model.symmetric = is_symmetric(self.graphs.edge_index)
         self.optimizer = torch.optim.Adam(
             self.model.parameters(), lr=config.learning_rate, weight_decay=config.weight_decay
         )
