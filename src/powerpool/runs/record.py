@@ -107,7 +107,7 @@ class Result:
     number: int
     """Which fold, split or seed of the record."""
     value: float
-    """Test accuracy in %."""
+    """Test accuracy in %, or what the metric of the record is."""
     test_loss: float
     seconds: float
     chosen: dict[str, float] = field(default_factory=dict)
@@ -126,6 +126,8 @@ class FoldResult(Result):
 
     epoch: int
     """The selected epoch, from 1."""
+    measures: dict[str, float] = field(default_factory=dict)
+    """Other measures of the test by name, such as "ROC-AUC in %"."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,7 +182,7 @@ class RunRecord:
     method: str
     protocol: str
     metric: str
-    """The name and unit of the values, such as "accuracy in %". Higher is better."""
+    """The name and unit of the values, such as "accuracy in %", or "MAE", where lower is better."""
     results: tuple[Result, ...]
     config: dict[str, Json]
     seed: int
@@ -203,6 +205,11 @@ class RunRecord:
             object.__setattr__(self, "config", json.loads(json.dumps(self.config, allow_nan=False)))
         except (TypeError, ValueError) as error:
             raise RecordError(f"config must be JSON ({error}).") from error
+
+    @property
+    def higher_is_better(self) -> bool:
+        """Whether higher values are better, as for all but errors."""
+        return not self.metric.startswith("MAE")
 
     @property
     def values(self) -> tuple[float, ...]:

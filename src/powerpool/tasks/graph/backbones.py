@@ -47,7 +47,7 @@ class Convolution(nn.Module):
         else:
             scalers = ["identity", "amplification", "attenuation"]
             self.conv = pyg.PNAConv(
-                before, after, ["mean", "min", "max", "std"], scalers, torch.ones(2), edge_dim=edges
+                before, after, ["mean", "min", "max", "std"], scalers, torch.ones(2, device="cpu"), edge_dim=edges
             )
         is_gin = backbone.startswith("GIN")
         self.finish = nn.Identity() if is_gin else nn.Sequential(nn.ReLU(), nn.BatchNorm1d(after))

@@ -9,10 +9,13 @@ from typing import Literal, get_args
 
 from powerpool.checks import require_at_least, require_seed
 from powerpool.errors import ArgumentError, require_choice
+from powerpool.tasks.graph.backbones import BACKBONES
 from powerpool.tasks.methods import GRAPH_METHODS
 from powerpool.tasks.training import require_device_name
 
-Features = Literal["auto", "labels", "degree", "constant"]
+Features = Literal["auto", "labels", "degree", "constant", "attributes", "labels+attributes"]
+Edges = Literal["undirected", "symmetrise", "directed"]
+ClassWeights = Literal["equal", "balanced"]
 Protocol = Literal["validation-only", "retrain"]
 BatchNorm = Literal["recomputed", "running"]
 PROTOCOLS: tuple[str, ...] = get_args(Protocol)
@@ -22,12 +25,13 @@ MOST_LAYERS = 256
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """GIN0 and its readout.
+    """The backbone and its readout.
 
     Args:
         method: the readout, by its name in the tables, such as GIN0, SOP or SOP+SpecMaxExpF
         hidden: channels of every layer
         layers: graph convolutions
+        backbone: the graph convolutions: GIN0, GIN-eps, GCN or GraphSAGE; GINE, GATv2 or PNA, which use edge features
         neighbours: most neighbours of a node in a training step, sampled anew each time; null uses all
         eta: parameter of MaxExp
         sigme_eta: parameter of SigmE
@@ -42,6 +46,7 @@ class ModelConfig:
     method: str = "SOP+SpecMaxExpF"
     hidden: int = 64
     layers: int = 4
+    backbone: str = "GIN0"
     neighbours: int | None = None
     eta: float = 20.0
     sigme_eta: float = 20.0
@@ -54,6 +59,7 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         require_choice(self.method, tuple(GRAPH_METHODS), "model.method")
+        require_choice(self.backbone, BACKBONES, "model.backbone")
         require_at_least(1, "model", hidden=self.hidden, iterations=self.iterations)
         if not 1 <= self.layers <= MOST_LAYERS:
             raise ArgumentError(f"model.layers must be from 1 to {MOST_LAYERS} (got {self.layers}).")
@@ -62,6 +68,11 @@ class ModelConfig:
         if not 0 <= self.dropout < 1:
             raise ArgumentError(f"model.dropout must be at least 0 and below 1 (got {self.dropout}).")
         GRAPH_METHODS[self.method].require_settings(self.method, self, "model")
+
+    @property
+    def title(self) -> str:
+        """The name in tables: that of the readout, with the backbone if that is not GIN0, as GCN+Max or GCN+SOP."""
+        return self.method if self.backbone == "GIN0" else f"{self.backbone}+{self.method}".replace("+GIN0", "")
 
 
 @dataclass(frozen=True)
@@ -77,6 +88,7 @@ class TrainingConfig:
         weight_decay: of Adam
         batch_norm: statistics used in evaluation: recomputed from the training graphs with the current weights, or the
             running ones
+        class_weights: balanced weighs the loss of a class by the inverse of its frequency
         device: cpu, cuda or cuda:1
     """
 
@@ -87,6 +99,7 @@ class TrainingConfig:
     decay_factor: float = 0.5
     weight_decay: float = 0.0
     batch_norm: BatchNorm = "recomputed"
+    class_weights: ClassWeights = "equal"
     device: str = "cpu"
 
     def __post_init__(self) -> None:
@@ -99,6 +112,7 @@ class TrainingConfig:
         if not 0 < self.decay_factor <= 1:
             raise ArgumentError(f"training.decay_factor must be above 0 and at most 1 (got {self.decay_factor}).")
         require_choice(self.batch_norm, get_args(BatchNorm), "training.batch_norm")
+        require_choice(self.class_weights, get_args(ClassWeights), "training.class_weights")
         require_device_name(self.device)
 
 
@@ -129,9 +143,12 @@ class GraphConfig:
     """All settings of a result.
 
     Args:
-        data: a data set of the TU collection, such as MUTAG, or a folder or zip in the TU format
+        data: a data set of the TU collection, such as MUTAG, a folder or zip in the TU format, a saved data set of PyG
+            (FILE.pt), or a graph property data set of OGB, such as ogbg-molhiv
         data_root: folder with data sets, as zips or folders; default: $POWERPOOL_DATA, then the cache
-        features: one-hot node features: labels, degree, constant, or auto: labels, else degree, but constant for REDDIT
+        features: node features: labels, attributes, labels+attributes, degree, constant; or auto: labels and attributes
+            (labels only for the data sets of the paper), else degree, but constant for REDDIT
+        edges: undirected refuses edges without a reverse, symmetrise adds it, directed keeps edges as they are
         degree_cap: the last column of degree features stands for this degree and all higher ones
         download: allow downloads of data that is not on this machine
         model: GIN0 and its readout
@@ -144,6 +161,7 @@ class GraphConfig:
     data: str = "MUTAG"
     data_root: str | None = None
     features: Features = "auto"
+    edges: Edges = "undirected"
     degree_cap: int = 500
     download: bool = False
     model: ModelConfig = field(default_factory=ModelConfig)
@@ -153,6 +171,8 @@ class GraphConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        require_choice(self.features, get_args(Features), "features")
+        require_choice(self.edges, get_args(Edges), "edges")
         require_at_least(1, "", degree_cap=self.degree_cap)
         require_at_least(3, "", folds=self.folds)
         require_seed(self.seed)

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from powerpool.data import Fold, GraphSet, load_graphs, stratified_folds
+from powerpool.data import DataError, Fold, GraphSet, load_graphs, stratified_folds
 from powerpool.data.tu_format import is_at_path
 from powerpool.errors import ArgumentError, NotFiniteError, RecordError
 from powerpool.runs.config import RenamedFieldWarning
@@ -37,16 +37,26 @@ from powerpool.tasks.base import (
     round_curve,
     with_absolute_paths,
 )
+from powerpool.tasks.graph.backbones import WITH_EDGES
 from powerpool.tasks.graph.config import GraphConfig, ModelConfig, grid_values
-from powerpool.tasks.graph.inference import TrainedModel, evaluate, feature_source, predict
-from powerpool.tasks.graph.model import GraphClassifier
+from powerpool.tasks.graph.inference import (
+    TrainedModel,
+    describe_measures,
+    evaluate,
+    feature_source,
+    predict,
+)
+from powerpool.tasks.graph.model import make_network
 from powerpool.tasks.graph.options import EvaluateOptions, PredictOptions, ReproduceOptions
-from powerpool.tasks.graph.training import Training, TrainingCurves, collate, compute_logits, score_of
+from powerpool.tasks.graph.scores import MAE, measure
+from powerpool.tasks.graph.training import Training, TrainingCurves, collate, compute_logits
 from powerpool.tasks.methods import GRAPH_METHODS, unused_settings
 from powerpool.tasks.pooling import FeatureSource, Samples, mean_spectrum, spread_out
 
 CHECKPOINT_SECONDS = 5.0
 """How much work a killed training may lose."""
+NEW_SETTINGS = (("", "edges", "undirected"), ("model", "backbone", "GIN0"), ("training", "class_weights", "equal"))
+"""Groups, names and defaults of settings that records of earlier versions do not have."""
 
 
 @dataclass(frozen=True)
@@ -92,8 +102,30 @@ class GraphTask(Task[GraphConfig, GraphSet, GraphFit, GraphModel]):
             config.data_root,
             features=config.features,
             degree_cap=config.degree_cap,
+            edges=config.edges,
+            edge_features=config.model.backbone in WITH_EDGES,
             download=config.download,
         )
+
+    def metric_of(self, data: GraphSet) -> str:
+        return MAE if data.is_regression else self.metric
+
+    def settings(self, config: GraphConfig, data: GraphSet) -> dict[str, Json]:
+        """Leave out what has its default and did not exist before, so that stored units are found."""
+        found = super().settings(config, data)
+        for group, name, default in NEW_SETTINGS:
+            own: Any = found[group] if group else found
+            if own[name] == default:
+                del own[name]
+        return found
+
+    def data_remarks(self, data: GraphSet) -> list[str]:
+        edges = f", edge features are {data.edge_features.kind}" if data.edge_features else ""
+        ignored = f"; not used: {', '.join(data.ignored)}" if data.ignored else ""
+        remedy = ""
+        if any(kind.startswith("edge") for kind in data.ignored):
+            remedy = f" Edge features are used by model.backbone {', '.join(WITH_EDGES)}."
+        return [f"{data.name}: node features are {data.features.kind}{edges}{ignored}.{remedy}"]
 
     def identity(self, data: GraphSet) -> DataIdentity:
         return DataIdentity(data.name, data.digest)
@@ -154,10 +186,12 @@ class GraphTask(Task[GraphConfig, GraphSet, GraphFit, GraphModel]):
                 training = self._train_again(config, data, chain, best, checkpoint, watch)
                 network, curves, seconds = training.model, training.curves, training.seconds
             else:
-                network = GraphClassifier(best.model, data.channels, len(data.classes))
+                network = make_network(best.model, data.features, data.edge_features, len(data.classes))
                 network.load_state_dict(best.weights)
                 curves, seconds = best.curves, 0.0
-            trained = TrainedModel(best.model, network.to(config.training.device), data.features, data.classes)
+            network = network.to(config.training.device)
+            read = (data.features, data.classes, data.edge_features, config.edges)
+            trained = TrainedModel(best.model, network, *read)
             models[protocol] = GraphModel(trained, best, curves, seconds)
         return models
 
@@ -201,8 +235,11 @@ class GraphTask(Task[GraphConfig, GraphSet, GraphFit, GraphModel]):
         for protocol, model in models.items():
             network, best = model.trained.network, model.fit
             logits = compute_logits(network, batches)
-            score = score_of(logits, targets)
-            confusion = confusion_matrix(logits.argmax(-1), targets, len(data.classes))
+            score = network.objective().score(logits, targets)
+            confusion = None
+            if data.classes:
+                counts = confusion_matrix(logits.argmax(-1), targets, len(data.classes))
+                confusion = Confusion.of(counts, data.classes)
             sets = (one for batch in analysed for one in network.feature_sets(batch))
             found[protocol] = FoldResult(
                 number=chain,
@@ -214,7 +251,8 @@ class GraphTask(Task[GraphConfig, GraphSet, GraphFit, GraphModel]):
                 validation=best.score,
                 trials=tuple(fit.trial for fit in ordered),
                 curves={name: round_curve(values) for name, values in asdict(model.curves).items() if values},
-                confusion=Confusion.of(confusion, data.classes),
+                confusion=confusion,
+                measures=measure(logits, targets),
                 spectrum=mean_spectrum(network.normalization, sets),
             )
         return found
@@ -249,7 +287,7 @@ class GraphTask(Task[GraphConfig, GraphSet, GraphFit, GraphModel]):
         make_fold(config, data, chain)
 
     def method(self, config: GraphConfig) -> str:
-        return config.model.method
+        return config.model.title
 
     def remarks(self, config: GraphConfig, data: GraphSet) -> list[str]:
         method = GRAPH_METHODS[config.model.method]
@@ -277,8 +315,9 @@ class GraphTask(Task[GraphConfig, GraphSet, GraphFit, GraphModel]):
     def describe(self, config: GraphConfig, data: GraphSet, protocol: str, result: Any) -> str:
         chosen = ", ".join(f"{name} {value:g}" for name, value in result.chosen.items())
         return (
-            f"{config.model.method} on {data.name}, {protocol}, fold {result.number}: test accuracy "
-            f"{result.value:.1f} %, epoch {result.epoch}, {chosen}, {result.seconds:.1f} s."
+            f"{self.method(config)} on {data.name}, {protocol}, fold {result.number}: test "
+            f"{describe_measures({self.metric_of(data): result.value, **result.measures})}, epoch {result.epoch}, "
+            f"{chosen}, {result.seconds:.1f} s."
         )
 
 
@@ -289,7 +328,14 @@ def make_fold(config: GraphConfig, graphs: GraphSet, number: int) -> Fold:
     """Return a fold of a configuration, the same for all methods."""
     if not 0 <= number < config.folds:
         raise ArgumentError(f"fold must be 0 to {config.folds - 1} with folds={config.folds} (got {number}).")
-    return stratified_folds(graphs.targets, config.folds, config.seed)[number]
+    if len(graphs.classes) == 1:
+        raise DataError(
+            f"{graphs.name} has one class only, {graphs.classes[0]}, so there is nothing to classify. Check the graph "
+            "labels, or give numbers as targets."
+        )
+    # The targets of a regression are not stratified.
+    targets = torch.zeros(len(graphs), dtype=torch.long) if graphs.is_regression else graphs.targets
+    return stratified_folds(targets, config.folds, config.seed)[number]
 
 
 def _seed(config: GraphConfig, fold: int) -> int:
