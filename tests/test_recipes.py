@@ -14,6 +14,7 @@ from powerpool.tasks.graph.options import ReproduceOptions
 from powerpool.tasks.methods import METHODS
 
 GRAPH_RECIPES = [name for name in recipe_names() if name.startswith("graph/")]
+TABLES = ("GIN0", "GIN0+Sum", "SOP", "SOP+SigmE", "SOP+NewtonSchulz", "SOP+SpecMaxExpF")
 SCALES = {"graph/default", "graph/full", "graph/quick"}
 
 
@@ -32,12 +33,22 @@ def test_recipes_are_named_after_their_data_sets_and_download_nothing():
 def test_every_method_can_be_built_from_every_recipe(name):
     recipe = read_recipe(name, GraphConfig)
     for method, kind in METHODS["graph"].items():
-        beta = recipe.model.beta if "beta" in kind.parameters else 0.0
-        config = replace(recipe, model=replace(recipe.model, method=method, beta=beta))
-        points = list(config.points())
-        smallest = min(points, key=lambda point: (point.hidden, point.layers))
+        model = replace(recipe.model, method=method, beta=recipe.model.beta if "beta" in kind.parameters else 0.0)
+        points = list(replace(recipe, model=model).points())
+        smallest = min((point.model for point in points), key=lambda model: (model.hidden, model.layers))
         assert GraphClassifier(smallest, channels=3, classes=2).features > 0
         assert len(set(points)) == len(points)
+
+
+@pytest.mark.parametrize("name", [name for name in GRAPH_RECIPES if name not in SCALES - {"graph/default"}])
+def test_every_readout_of_the_tables_has_the_same_budget(name):
+    recipe = read_recipe(name, GraphConfig)
+    counts = {
+        method: len(list(replace(recipe, model=replace(recipe.model, method=method)).points())) for method in TABLES
+    }
+    assert set(counts.values()) == {6}, counts
+    assert recipe.grid.beta == recipe.plain_grid.beta == [0, 0.5, 1]
+    assert len(recipe.grid.eta) == len(recipe.grid.sigme_eta) == 2
 
 
 @pytest.mark.parametrize("options, expected", [({}, "graph/MUTAG"), ({"recipe": "graph/default"}, "graph/default")])
@@ -49,9 +60,9 @@ def test_the_options_choose_the_recipe(options, expected):
 
 def test_quick_and_full_take_precedence_over_the_recipe_of_the_data_set():
     full = ReproduceOptions(full=True).read_config("COLLAB")
-    assert (full.degree_cap, full.model.beta, full.grid.layers) == (100, 1.0, [2, 3, 4, 5])
+    assert (full.degree_cap, full.model.mean, full.grid.layers) == (100, "concat", [2, 3, 4, 5])
     quick = ReproduceOptions(quick=True).read_config("MUTAG")
-    assert (quick.model.hidden, quick.model.beta, quick.training.epochs, quick.folds) == (8, 1.0, 3, 3)
+    assert (quick.model.hidden, quick.model.mean, quick.training.epochs, quick.folds) == (8, "concat", 3, 3)
     assert len(list(quick.points())) == 1
 
 

@@ -51,8 +51,10 @@ def reproduce(options: ReproduceOptions, *, report: bool = True) -> Reproduced:
         for wave in _waves(rows):
             answers |= _run_rows(task, wave, options)
         records = [
-            _make_record(task, row, protocol, [answers[row, place] for place in range(len(row.configs))])
-            for row in rows
+            _make_record(
+                task, row, protocol, [answers[own, place] for own in parts for place in range(len(own.configs))]
+            )
+            for row, parts in _group_rows(rows).items()
             for protocol in row.protocols
         ]
         return file_records(records, options.folder, quick=options.is_quick, report=report)
@@ -75,6 +77,12 @@ def chain_folder(task: AnyTask, row: AnyRow, place: int, root: Path) -> Path:
     settings = {**task.settings(row.configs[place], row.data), **row.settings}
     key = resume_key(task.name, task.version, settings, task.packages)
     return root / "units" / row.data_name / f"{row.method}-{key}"
+
+
+def result_path(task: AnyTask, row: AnyRow, place: int, root: Path) -> Path:
+    """Return the file of the result of a chain."""
+    name = f"{row.chain(place):02d}-{'-'.join(row.protocols)}.json"
+    return chain_folder(task, row, place, root) / name
 
 
 def compute_chain(
@@ -108,7 +116,7 @@ def _run_rows(task: AnyTask, rows: Sequence[AnyRow], options: ReproduceOptions) 
             folder = chain_folder(task, row, place, options.folder)
             own = config
             if row.source is not None and row.start_from is not None:
-                own = row.start_from(config, chain_folder(task, row.source, place, options.folder))
+                own = row.start_from(config, result_path(task, row.source, place, options.folder))
             call = partial(
                 compute_chain,
                 task.name,
@@ -121,9 +129,10 @@ def _run_rows(task: AnyTask, rows: Sequence[AnyRow], options: ReproduceOptions) 
             )
             number = f" {place}" if len(row.configs) > 1 else ""
             title = f"{row.data_name} {row.method}{number}"
-            path = folder / f"{chain:02d}-{'-'.join(row.protocols)}.json"
             places.append((row, place))
-            work.append(WorkUnit(path, title, call, ("results", "environment")))
+            work.append(
+                WorkUnit(result_path(task, row, place, options.folder), title, call, ("results", "environment"))
+            )
             if not task.keeps_models:
                 finished.append(folder / CHECKPOINTS / f"{chain:02d}")  # folds share the folder
     for (row, _), unit in zip(places, work, strict=True):
@@ -153,6 +162,11 @@ def _make_record(task: AnyTask, row: AnyRow, protocol: str, answers: Sequence[An
     )
 
 
+def _group_rows(rows: Sequence[AnyRow]) -> dict[AnyRow, list[AnyRow]]:
+    """Return the rows of each record: a row, and those that extend it."""
+    return {row: [row, *(own for own in rows if own.extends and own.source is row)] for row in rows if not row.extends}
+
+
 def _waves(rows: Sequence[AnyRow]) -> list[list[AnyRow]]:
     """Order rows so that each starts after the row whose models it needs."""
     waves: list[list[AnyRow]] = []
@@ -166,7 +180,7 @@ def _waves(rows: Sequence[AnyRow]) -> list[list[AnyRow]]:
 
 def _require_distinct_rows(rows: Sequence[AnyRow]) -> None:
     """Refuse two data sets of one name, whose records would replace each other."""
-    names = [(row.data_name, row.method, row.protocols) for row in rows]
+    names = [(row.data_name, row.method, row.protocols) for row in rows if not row.extends]
     for name in names:
         if names.count(name) > 1:
             raise ArgumentError(

@@ -154,7 +154,8 @@ def describe_test(group: Group) -> str:
     results = [result for record in group.records for result in record.results]
     counts = format_range([record.count for record in group.records])
     if group.task == "graph":
-        return f"{counts} fold{'' if counts == '1' else 's'}"
+        counts, seeds = (format_range(column) for column in zip(*map(count_folds, group.records), strict=True))
+        return f"{counts} fold{'' if counts == '1' else 's'}" + ("" if seeds == "1" else f", {seeds} seeds on each")
     runs = "" if counts == "1" else f", {counts} runs per method"
     if group.task == "vision":
         return f"{format_range([one.count for one in results if isinstance(one, SplitResult)])} images{runs}"
@@ -165,8 +166,14 @@ def describe_test(group: Group) -> str:
 
 def list_seeds(group: Group) -> list[int]:
     """Return the seeds of all runs."""
-    pairs = ((record, result) for record in group.records for result in record.results)
-    return sorted({result.seed if isinstance(result, EpisodeResult) else record.seed for record, result in pairs})
+    pairs = ((record, getattr(result, "seed", None)) for record in group.records for result in record.results)
+    return sorted({record.seed if seed is None else seed for record, seed in pairs})
+
+
+def count_folds(record: RunRecord) -> tuple[int, int]:
+    """Return the number of folds and the number of seeds on each."""
+    folds = len({result.run(record.seed)[0] for result in record.results})
+    return folds, -(-record.count // folds)
 
 
 def format_range(values: Iterable[int | None]) -> str:

@@ -216,13 +216,15 @@ def compute_interval(record: RunRecord) -> Interval | None:
         share = math.fsum(sum(flags) / len(flags) for flags in runs) / len(runs)
         low, high = proportion_interval(share * count, count)
         return 100 * low, 100 * high
-    return summarize(accuracies(record)).interval if record.task == "fewshot" else record.interval
+    if record.task == "fewshot":
+        return summarize(accuracies(record)).interval
+    return summarize(record.paired(record)[0]).interval  # seeds of a fold share all graphs
 
 
 def compare_records(record: RunRecord, other: RunRecord) -> Comparison | None:
     """Compare two records of one task; None where nothing can be paired.
 
-    - Folds: a paired t-test, with the correction of Nadeau and Bengio (2003).
+    - Folds: a paired t-test over folds, of the mean over seeds, with the correction of Nadeau and Bengio (2003).
     - A test split: McNemar's test. Of several runs the difference is the mean, the interval spans theirs, and the
       p-value is the largest.
     - Episodes: a paired t-test over episodes, of the mean over runs.

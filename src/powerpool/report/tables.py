@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from powerpool.console import Bold
-from powerpool.report.groups import Group, Row, format_range, mean_of
+from powerpool.report.groups import Group, Row, count_folds, format_range, mean_of
 from powerpool.report.paper import FEW_SHOT, PRETRAINED, record_figure, set_of_paper
 from powerpool.report.results import Comparison, Interval, compare_episodes, compare_records, get_count, get_setting
 from powerpool.runs.record import EpisodeResult, FoldResult, RunRecord, SplitResult
@@ -104,7 +104,7 @@ def count_chosen(record: RunRecord) -> str:
     counts: dict[str, Counter[str]] = {}
     for result in record.results:
         for name, value in result.chosen.items():
-            text = str(int(value)) if value == int(value) and abs(value) < 1e15 else f"{value:g}"
+            text = value if isinstance(value, str) else f"{value:.15g}" if value == int(value) else f"{value:g}"
             counts.setdefault(RENAMED.get(name, name), Counter())[text] += 1
     parts = []
     for name, values in counts.items():
@@ -148,7 +148,7 @@ def _fold_cells(group: Group, row: Row) -> dict[str, str]:
         "method": record.method,
         "ours": _emphasize_best(group, row, _mean_and_std(record)),
         "95 % interval": _interval(row.interval),
-        "folds": str(record.count),
+        "folds": _folds(record),
         **_measures(group, record),
         "paper": _paper(row),
         "ours - paper": format_signed(row.to_paper),
@@ -246,7 +246,7 @@ def _paper(row: Row) -> str:
 def _difference(group: Group, row: Row, what: str) -> str:
     """The difference to the baseline, and on how many folds or runs where not all can be paired."""
     baseline, text = group.find(group.baseline), format_signed(row.to_baseline)
-    if row.test is None or baseline is None or row.test.count == row.record.count == baseline.record.count:
+    if row.test is None or baseline is None or row.test.count == _parts(row.record) == _parts(baseline.record):
         return text
     return f"{text} on {row.test.count} {what}"
 
@@ -257,6 +257,16 @@ def _interval(interval: Interval | None) -> str:
 
 def _runs(group: Group, row: Row) -> str:
     return str(row.record.count) if any(record.count > 1 for record in group.records) else MISSING
+
+
+def _parts(record: RunRecord) -> int:
+    """The number of folds or runs that a test can pair."""
+    return count_folds(record)[0]
+
+
+def _folds(record: RunRecord) -> str:
+    folds, seeds = count_folds(record)
+    return str(folds) if seeds == 1 else f"{folds}, {seeds} seeds"
 
 
 def _seconds(record: RunRecord) -> str:

@@ -89,6 +89,10 @@ def paired_test(ours: Sequence[float], baseline: Sequence[float], *, test_to_tra
     freedom. Training sets of two folds overlap, so the differences are not independent and the first t is too large;
     the second has the correction of Nadeau and Bengio (2003).
 
+    The corrected test covers the choice of training and test samples from one data set. Several seeds of a fold share
+    its samples and are no further folds: pass their mean, as :meth:`powerpool.runs.record.RunRecord.paired` does. The
+    variation over seeds then enters as part of the spread over folds. Neither test covers other data sets.
+
     Methods that agree on every fold have a p-value of 1; methods that differ by the same amount on every fold, of 0.
 
     Args:

@@ -13,6 +13,8 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from statistics import fmean
+from typing import Literal
 
 from torch import Tensor
 
@@ -26,6 +28,8 @@ SCHEMA = 2
 OLD_SCHEMA = 1
 HEADS = ("task", "data", "method", "protocol", "metric")
 QUICK_NOTE = "These numbers mean nothing: a quick run only shows that everything works."
+Chosen = float | Literal["none", "concat"]
+"""The value of a selected setting; words are those of the mean beside a second-order readout."""
 DERIVED = ("count", "mean", "std", "interval")
 
 
@@ -41,7 +45,7 @@ class Score:
 class Trial:
     """A grid point, and its validation score."""
 
-    settings: dict[str, float]
+    settings: dict[str, Chosen]
     value: float
     loss: float
     epoch: int | None = None
@@ -110,7 +114,7 @@ class Result:
     """Test accuracy in %, or what the metric of the record is."""
     test_loss: float
     seconds: float
-    chosen: dict[str, float] = field(default_factory=dict)
+    chosen: dict[str, Chosen] = field(default_factory=dict)
     """The selected settings."""
     validation: Score | None = None
     trials: tuple[Trial, ...] = ()
@@ -119,15 +123,31 @@ class Result:
     confusion: Confusion | None = None
     spectrum: Spectrum | None = None
 
+    def run(self, seed: int) -> tuple[int, int | None]:
+        """Return what a result of another record must share to be paired with it.
+
+        Args:
+            seed: of the record.
+        """
+        return self.number, None
+
 
 @dataclass(frozen=True, kw_only=True)
 class FoldResult(Result):
     """The test of one fold of a cross-validation."""
 
     epoch: int
-    """The selected epoch, from 1."""
+    """The selected epoch, from 1; of a model that was trained again, the last one."""
+    fold: int | None = None
+    """Which fold is tested; None in records of version 0.2, where it is the number."""
+    seed: int | None = None
+    """Of the training; None in records of version 0.2, where it is that of the record, which the folds depend on."""
     measures: dict[str, float] = field(default_factory=dict)
     """Other measures of the test by name, such as "ROC-AUC in %"."""
+
+    def run(self, seed: int) -> tuple[int, int | None]:
+        """Return the fold and the seed of the training."""
+        return (self.number if self.fold is None else self.fold), (seed if self.seed is None else self.seed)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -252,10 +272,18 @@ class RunRecord:
         return self.task
 
     def paired(self, other: RunRecord) -> tuple[list[float], list[float]]:
-        """Return the values of both records for the numbers that both have."""
-        ours, theirs = ({result.number: result.value for result in record.results} for record in (self, other))
-        common = sorted(ours.keys() & theirs.keys())
-        return [ours[number] for number in common], [theirs[number] for number in common]
+        """Return the values of both records for what both have: runs by number, folds averaged over their seeds.
+
+        Seeds of a fold share all graphs, so that further seeds are not further samples.
+        """
+        ours, theirs = (
+            {result.run(record.seed): result.value for result in record.results} for record in (self, other)
+        )
+        runs: dict[int, list[tuple[int, int | None]]] = {}
+        for run in sorted(ours.keys() & theirs.keys(), key=lambda run: (run[0], run[1] or 0)):
+            runs.setdefault(run[0], []).append(run)
+        values, others = ([fmean(own[run] for run in same) for same in runs.values()] for own in (ours, theirs))
+        return values, others
 
     def write(self, path: str | Path) -> None:
         """Write the record atomically, with the numbers derived from its results."""

@@ -74,7 +74,12 @@ class Row(Generic[C, D]):
     source: Row[C, D] | None = None
     """The row whose trained models this one starts from."""
     start_from: Callable[[C, Path], C] | None = None
-    """Puts the folder of a model of ``source`` into the configuration that starts from it."""
+    """Puts what ``source`` found into the configuration that starts from it. The argument is the file of the result,
+    beside which the model is, if it is kept."""
+    extends: bool = False
+    """Whether the results belong to the record of ``source``: the same method with another seed."""
+    chains: tuple[int, ...] = ()
+    """The number of each chain where only some are run; default: all."""
     exclusive: bool = False
     """Whether a training uses the whole machine, so that one runs after the other in this process."""
     settings: dict[str, Json] = field(default_factory=dict)
@@ -82,7 +87,7 @@ class Row(Generic[C, D]):
 
     def chain(self, place: int) -> int:
         """Return the number of a chain among those with the same configuration: a fold, or 0 for a seed."""
-        return self.configs[:place].count(self.configs[place])
+        return self.chains[place] if self.chains else self.configs[:place].count(self.configs[place])
 
 
 class Evaluation(ABC):

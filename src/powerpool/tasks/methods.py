@@ -56,7 +56,18 @@ NORMS: dict[str, PowerNorm] = {
     "SpecMaxExp": PowerNorm("eta", MaxExp, solver="eigen"),
     "SpecMaxExpF": PowerNorm("eta", fast_maxexp),
 }
-PARAMETERS = ("eta", "sigme_eta", "gamma", "asinhe_gamma", "t", "iterations", "beta", *COORDINATES)
+PARAMETERS = (
+    "eta",
+    "sigme_eta",
+    "gamma",
+    "asinhe_gamma",
+    "t",
+    "iterations",
+    "beta",
+    *COORDINATES,
+    "mean",
+    "trace_power",
+)
 """All settings that only some methods depend on."""
 
 
@@ -139,6 +150,11 @@ class Readout(Method):
     """A readout of a graph network; a first-order one is the mean, sum or maximum over nodes, or Set2Set."""
 
     reduce: Literal["mean", "sum", "max", "set2set"] = "mean"
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """The settings that the method depends on."""
+        return (*super().parameters, *(("mean", "trace_power") if self.order == "second" else ()))
 
 
 GRAPH_METHODS: dict[str, Readout] = {

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import math
+from dataclasses import replace
+
 import pytest
 
 from powerpool.errors import ArgumentError, PowerPoolError
@@ -28,6 +32,10 @@ from powerpool.tasks.methods import GRAPH_METHODS
         (lambda: ModelConfig("SOP+AsinhE", asinhe_gamma=0.0), r"model\.asinhe_gamma=0\.0"),
         (lambda: ModelConfig("SOP+SpecHDP", t=0.0), r"model\.t=0\.0"),
         (lambda: ModelConfig("SOP+MaxExp", beta=0.5), r"model\.beta must be 0"),
+        (lambda: ModelConfig(mean="sum"), r"model\.mean"),
+        (lambda: ModelConfig(trace_power=math.inf), r"model\.trace_power"),
+        (lambda: TrainingConfig(retrain_epochs="best"), r"training\.retrain_epochs"),
+        (lambda: TrainingConfig(seed=-1), r"seed"),
         (lambda: TrainingConfig(epochs=0), r"training\.epochs"),
         (lambda: TrainingConfig(batch_size=1), r"training\.batch_size"),
         (lambda: TrainingConfig(weight_decay=-0.1), r"training\.weight_decay"),
@@ -63,12 +71,13 @@ def test_a_bad_value_of_a_recipe_is_named_with_the_file(tmp_path):
 def test_the_grid_has_every_combination_in_a_fixed_order():
     grid = GridConfig(hidden=[16, 8], layers=[2, 3], eta=[20.0, 5.0])
     config = GraphConfig(model=ModelConfig("SOP+SpecMaxExpF", dropout=0.25), grid=grid)
-    points = list(config.points())
+    points = [point.model for point in config.points()]
     expected = [(h, k, eta) for h in (16, 8) for k in (2, 3) for eta in (20.0, 5.0)]
     assert [(point.hidden, point.layers, point.eta) for point in points] == expected
     assert {(point.method, point.dropout) for point in points} == {("SOP+SpecMaxExpF", 0.25)}
     model = ModelConfig("SOP", hidden=5, layers=1)
-    assert list(GraphConfig(model=model).points()) == [model]
+    assert [point.model for point in GraphConfig(model=model).points()] == [model]
+    assert [point.model for point in replace(config, search=False).points()] == [config.model]
 
 
 @pytest.mark.parametrize(
@@ -78,11 +87,38 @@ def test_the_grid_has_every_combination_in_a_fixed_order():
 def test_the_grid_varies_the_parameter_of_the_method_only(method, varied):
     values = [5.0, 20.0, 50.0]
     grid = GridConfig(hidden=[8, 16], eta=values, sigme_eta=values)
-    points = list(GraphConfig(model=ModelConfig(method, eta=7.0, sigme_eta=7.0), grid=grid).points())
-    assert grid_names(method) == ("hidden", "layers", *([varied] if varied else []))
+    config = GraphConfig(model=ModelConfig(method, eta=7.0, sigme_eta=7.0), grid=grid)
+    points = [point.model for point in config.points()]
+    assert ("eta" in grid_names(method), "sigme_eta" in grid_names(method)) == (varied == "eta", varied == "sigme_eta")
     assert len(set(points)) == len(points) == (6 if varied else 2)
     for name in ("eta", "sigme_eta"):
         assert {getattr(point, name) for point in points} == ({*values} if name == varied else {7.0})
+
+
+@pytest.mark.parametrize(
+    "method, expected",
+    [
+        ("GIN0", {"hidden": [2, 4], "layers": [4], "learning_rate": [0.1, 0.2]}),
+        ("SOP", {"hidden": [64], "layers": [4], "beta": [0.0, 1.0], "mean": ["none", "concat"]}),
+        ("SOP+NewtonSchulz", {"hidden": [64], "layers": [4], "iterations": [5], "beta": [0.0, 1.0],
+                              "mean": ["none", "concat"]}),
+        ("SOP+SpecMaxExpF", {"hidden": [64], "layers": [4], "eta": [3.0], "trace_power": [0.5, 1.0]}),
+    ],
+)  # fmt: skip
+def test_each_kind_of_readout_has_its_grid_and_a_point_can_be_taken_from_a_record(method, expected):
+    config = GraphConfig(
+        model=ModelConfig(method),
+        grid=GridConfig(eta=[3.0], trace_power=[0.5, 1.0]),
+        plain_grid=GridConfig(beta=[0.0, 1.0], mean=[None, "concat"]),
+        first_order_grid=GridConfig(hidden=[2, 4], learning_rate=[0.1, 0.2]),
+    )
+    points = list(config.points())
+    assert {name: list(dict.fromkeys(point.values[name] for point in points)) for name in points[0].values} == expected
+    assert len(points) == math.prod(map(len, expected.values()))
+    for point in points:
+        (again,) = config.at(json.loads(json.dumps(point.values))).points()
+        assert (again.model, again.training) == (point.model, point.training)
+    assert len({(point.model, point.training) for point in points}) == len(points)
 
 
 def test_a_recipe_of_the_paper_selects_both_etas():

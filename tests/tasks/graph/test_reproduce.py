@@ -14,6 +14,7 @@ import pytest
 
 from powerpool.cli import reproduce as command
 from powerpool.cli.main import main
+from powerpool.data import stratified_folds
 from powerpool.runs import scheduler
 from powerpool.runs.config import RenamedFieldWarning
 from powerpool.runs.record import RunRecord
@@ -74,7 +75,7 @@ def test_there_is_a_record_for_each_method_and_protocol(done):
 
 def test_values_are_those_of_the_protocol(done):
     recipe = ReproduceOptions(quick=True, download=False).read_config("MUTAG")
-    config = replace(recipe, model=replace(recipe.model, method="SOP+SpecMaxExpF", beta=1.0))
+    config = replace(recipe, model=replace(recipe.model, method="SOP+SpecMaxExpF"))
     for fold in range(3):
         outcome = run_chain(TASK, config, TASK.load(config), fold, BOTH)
         for protocol, expected in outcome.results.items():
@@ -110,7 +111,7 @@ def test_other_settings_never_mix_with_earlier_results(copy, done, tmp_path, mon
     recipe.write_text("model: {hidden: 8, layers: 2}\ntraining: {epochs: 2}\nfolds: 3\n")
     assert run(copy, **words, seed=1)[key].results != done[1][key].results
     assert run(copy, **words, recipe=str(recipe))[key].config["training"]["epochs"] == 2
-    monkeypatch.setattr(TASK, "version", 2)  # as if the numbers of the task had changed
+    monkeypatch.setattr(TASK, "version", 0)  # as if the numbers of the task had changed
     run(copy, **words)
     monkeypatch.undo()
     after = results(copy)
@@ -123,7 +124,7 @@ def test_a_custom_folder_is_a_data_set_and_paths_are_not_recorded(tmp_path, monk
     write_own_set(tmp_path / "mine" / "OWN")
     words = {"data": ["mine/OWN"], "methods": ["GIN0", "SOP+Gamma"], "protocols": ["validation-only"]}
     record = run(Path("out"), **words)["OWN", "SOP+Gamma", "validation-only"]
-    assert record.config["model"]["beta"] == 0.0  # the recipe has beta 1 for the methods that have one
+    assert record.config["model"]["mean"] == "concat"  # which GIN0 does not have
     files = results(tmp_path / "out")
     for file in (tmp_path / "out").rglob("*.json"):
         content = json.loads(file.read_text())
@@ -139,6 +140,51 @@ def test_a_custom_folder_is_a_data_set_and_paths_are_not_recorded(tmp_path, monk
         run(Path("out"), **{**words, "data": ["mine/OWN", "other/OWN"]})
 
 
+SEARCH = """
+model: {hidden: 4, layers: 1}
+training: {epochs: 3}
+grid: {beta: [0, 1], eta: [2, 5]}
+first_order_grid: {hidden: [2, 8]}
+folds: 3
+"""
+
+
+def test_further_seeds_share_the_folds_and_reuse_the_choice_of_the_first(tmp_path, monkeypatch):
+    (tmp_path / "search.yaml").write_text(SEARCH)
+    words = {"recipe": str(tmp_path / "search.yaml"), "protocols": ["validation-only"], "fold_subset": [2, 0]}
+    first = run(tmp_path / "out", **words, methods=TWO)
+    files = results(tmp_path / "out")
+    records = run(tmp_path / "out", **words, methods=TWO, seeds=[0, 7])
+    after = results(tmp_path / "out")
+    assert {name: after[name] for name in files} == files  # the first seed is not trained again
+    assert len(after) == 2 * len(files) == 8
+    for key, record in records.items():
+        assert [(one.number, one.fold, one.seed) for one in record.results] == [
+            (0, 2, 0),
+            (1, 0, 0),
+            (2, 2, 7),
+            (3, 0, 7),
+        ]
+        assert record.results[:2] == first[key].results
+        points = 2 if record.method == "GIN0" else 4
+        for one, again in zip(record.results[:2], record.results[2:], strict=True):
+            assert (len(one.trials), len(again.trials)) == (points, 1)
+            assert again.chosen == one.chosen
+            assert one.test_loss != again.test_loss
+            config = replace(
+                ReproduceOptions(**words).read_config(None).at(one.chosen), download=False
+            )  # of GIN0, whose folds are those of all methods
+            fold = stratified_folds(TASK.load(config).targets, 3, 0)[one.fold]
+            assert sum(sum(row) for row in again.confusion.dense()) == len(fold.test)
+    gin, ours = (records["MUTAG", method, "validation-only"] for method in TWO)
+    assert ours.paired(gin)[0] == [
+        pytest.approx((ours.results[1].value + ours.results[3].value) / 2),
+        pytest.approx((ours.results[0].value + ours.results[2].value) / 2),
+    ]
+    monkeypatch.setattr(scheduler, "_make_executor", None)
+    assert run(tmp_path / "out", **words, methods=TWO, seeds=[0, 7]) == records
+
+
 @pytest.mark.parametrize(
     "words, shown",
     [
@@ -146,6 +192,9 @@ def test_a_custom_folder_is_a_data_set_and_paths_are_not_recorded(tmp_path, monk
         (["--quick", "--recipe", "graph/default"], "--recipe"),
         (["--methods", "GIN0", "GIN1"], "'GIN1'"),
         (["--protocols", "both"], "'both'"),
+        (["--seeds", "1", "1"], "seeds"),
+        (["--seeds", "-1"], "seed"),
+        (["--quick", "--fold_subset", "3"], "fold"),
         (["--data", "NOPE", "--quick"], "'NOPE'"),
         (["--data", "MUTAG", "MUTAG", "--quick"], "data"),
         (["--quick", "--jobs", "0"], "jobs"),

@@ -84,22 +84,28 @@ def test_validation_graphs_select_but_are_not_trained_on(graphs, fold, fits):
 
 
 def test_the_epoch_and_grid_point_with_the_lowest_validation_loss_are_selected(graphs, fold, fits, outcome):
-    assert [fit.model for fit in fits] == list(CONFIG.points())
+    assert [fit.point for fit in fits] == list(CONFIG.points())
     best = TASK.select(fits, "validation-only")
-    losses = {(fit.model, epoch): loss for fit in fits for epoch, loss in enumerate(fit.curves.validation_loss, 1)}
+    losses = {(fit.point, epoch): loss for fit in fits for epoch, loss in enumerate(fit.curves.validation_loss, 1)}
     assert len(losses) == 16
-    assert min(losses, key=losses.get) == (best.model, best.epoch)
+    assert min(losses, key=losses.get) == (best.point, best.epoch)
     network = outcome[0]["validation-only"].trained.network
     assert score(network, collate(graphs, fold.validation, 64)) == best.score
 
 
-def test_retrain_uses_all_but_the_test_graphs(graphs, fold, fits, outcome):
+@pytest.mark.parametrize("epochs", ["all", "selected"])
+def test_retrain_uses_all_but_the_test_graphs(graphs, fold, fits, epochs):
+    config = replace(CONFIG, training=replace(CONFIG.training, retrain_epochs=epochs))
+    fits = [replace(fit, epoch=2) for fit in fits]
     best = TASK.select(fits, "retrain")
     rest = torch.tensor([number for number in range(len(graphs)) if number not in set(fold.test.tolist())])
-    expected = Training(best.model, CONFIG.training, graphs, rest, seed=2001)
-    expected.run(best.epoch)
+    expected = Training(best.point.model, CONFIG.training, graphs, rest, seed=2001)
+    expected.run(best.epoch if epochs == "selected" else CONFIG.training.epochs)
     expected.prepare_evaluation()
-    assert_equal_states(outcome[0]["retrain"].trained.network.state_dict(), expected.model.state_dict())
+    models = TASK.finish(config, graphs, NUMBER, fits, ["retrain"], None, lambda *args: None)
+    assert_equal_states(models["retrain"].trained.network.state_dict(), expected.model.state_dict())
+    (result,) = TASK.test(config, graphs, NUMBER, fits, models, lambda *args: None).values()
+    assert (result.epoch, result.fold, result.seed) == (expected.epoch, NUMBER, 2)
 
 
 def test_a_result_holds_what_was_selected_and_measured(graphs, fold, fits, outcome):
@@ -111,12 +117,12 @@ def test_a_result_holds_what_was_selected_and_measured(graphs, fold, fits, outco
     assert result.value == pytest.approx(100 * float((predicted == targets).double().mean()))
     counts = [[int(((targets == row) & (predicted == column)).sum()) for column in (0, 1)] for row in (0, 1)]
     assert result.confusion.dense() == counts
-    assert result.chosen == {"hidden": best.model.hidden, "layers": 2, "eta": best.model.eta}
+    assert result.chosen == {"hidden": best.point.model.hidden, "layers": 2, "eta": best.point.model.eta}
     assert (result.number, result.epoch) == (NUMBER, best.epoch)
     assert result.validation == best.score
     assert [trial.loss for trial in result.trials] == sorted(fit.score.loss for fit in fits)
     assert result.curves["validation_loss"] == pytest.approx(best.curves.validation_loss, rel=1e-3)
-    assert len(again.curves["train_loss"]) == again.epoch == best.epoch
+    assert len(again.curves["train_loss"]) == again.epoch == CONFIG.training.epochs
     assert again.chosen == result.chosen
     assert again.seconds > result.seconds
     assert "validation_loss" not in again.curves

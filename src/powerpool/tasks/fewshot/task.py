@@ -269,9 +269,9 @@ def make_row(options: ReproduceOptions, config: FewShotConfig, data: FewShotSet)
     )
 
 
-def start_from(config: FewShotConfig, folder: Path) -> FewShotConfig:
-    """Return the settings of a training that starts from the model in a folder."""
-    return replace(config, pretrained=str(folder.absolute()))
+def start_from(config: FewShotConfig, result: Path) -> FewShotConfig:
+    """Return the settings of a training that starts from the model beside a result."""
+    return replace(config, pretrained=str(result.parent.absolute()))
 
 
 def with_pretraining(row: FewShotRow, source: FewShotRow) -> FewShotRow:

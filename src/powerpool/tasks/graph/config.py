@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import product
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from powerpool.checks import require_at_least, require_seed
 from powerpool.errors import ArgumentError, require_choice
+from powerpool.runs.record import Chosen
 from powerpool.tasks.graph.backbones import BACKBONES
 from powerpool.tasks.methods import GRAPH_METHODS
 from powerpool.tasks.training import require_device_name
@@ -18,7 +20,11 @@ Edges = Literal["undirected", "symmetrise", "directed"]
 ClassWeights = Literal["equal", "balanced"]
 Protocol = Literal["validation-only", "retrain"]
 BatchNorm = Literal["recomputed", "running"]
+Mean = Literal["concat"]
+RetrainEpochs = Literal["all", "selected"]
 PROTOCOLS: tuple[str, ...] = get_args(Protocol)
+NO_MEAN = "none"
+"""What records call a readout without the mean."""
 MOST_LAYERS = 256
 """More come from damaged or hostile files, and would take long to build."""
 
@@ -40,6 +46,8 @@ class ModelConfig:
         t: parameter of HDP and FAHDP
         iterations: of Newton-Schulz
         beta: strength of centering, from 0 (autocorrelation) to 1 (covariance)
+        mean: concat appends the mean of the nodes to a second-order readout; null leaves it out
+        trace_power: a second-order readout is multiplied by this power of the trace of the moment
         dropout: dropout rate of the head
     """
 
@@ -55,10 +63,13 @@ class ModelConfig:
     t: float = 0.01
     iterations: int = 5
     beta: float = 0.0
+    mean: Mean | None = None
+    trace_power: float = 0.0
     dropout: float = 0.5
 
     def __post_init__(self) -> None:
         require_choice(self.method, tuple(GRAPH_METHODS), "model.method")
+        require_choice(self.mean or "concat", get_args(Mean), "model.mean")
         require_choice(self.backbone, BACKBONES, "model.backbone")
         require_at_least(1, "model", hidden=self.hidden, iterations=self.iterations)
         if not 1 <= self.layers <= MOST_LAYERS:
@@ -67,6 +78,8 @@ class ModelConfig:
             require_at_least(1, "model", neighbours=self.neighbours)
         if not 0 <= self.dropout < 1:
             raise ArgumentError(f"model.dropout must be at least 0 and below 1 (got {self.dropout}).")
+        if not abs(self.trace_power) < math.inf:
+            raise ArgumentError(f"model.trace_power must be finite (got {self.trace_power}).")
         GRAPH_METHODS[self.method].require_settings(self.method, self, "model")
 
     @property
@@ -88,6 +101,8 @@ class TrainingConfig:
         weight_decay: of Adam
         batch_norm: statistics used in evaluation: recomputed from the training graphs with the current weights, or the
             running ones
+        retrain_epochs: how long protocol retrain trains: all epochs, or as many as validation selected
+        seed: of initial weights, batches and dropout; default: that of the folds
         class_weights: balanced weighs the loss of a class by the inverse of its frequency
         device: cpu, cuda or cuda:1
     """
@@ -99,6 +114,8 @@ class TrainingConfig:
     decay_factor: float = 0.5
     weight_decay: float = 0.0
     batch_norm: BatchNorm = "recomputed"
+    retrain_epochs: RetrainEpochs = "all"
+    seed: int | None = None
     class_weights: ClassWeights = "equal"
     device: str = "cpu"
 
@@ -112,30 +129,68 @@ class TrainingConfig:
         if not 0 < self.decay_factor <= 1:
             raise ArgumentError(f"training.decay_factor must be above 0 and at most 1 (got {self.decay_factor}).")
         require_choice(self.batch_norm, get_args(BatchNorm), "training.batch_norm")
+        require_choice(self.retrain_epochs, get_args(RetrainEpochs), "training.retrain_epochs")
+        if self.seed is not None:
+            require_seed(self.seed)
         require_choice(self.class_weights, get_args(ClassWeights), "training.class_weights")
         require_device_name(self.device)
 
 
 @dataclass(frozen=True)
 class GridConfig:
-    """Values to select from by validation loss; an empty list keeps the value of the model.
+    """Values to select from by validation loss; an empty list keeps the value of the model or the training.
 
     Args:
         hidden: channels of every layer
         layers: graph convolutions
+        dropout: dropout rate of the head
+        learning_rate: initial learning rate
+        beta: strength of centering
+        mean: concat, or null for no mean
+        trace_power: power of the trace
         eta: parameter of MaxExp
         sigme_eta: parameter of SigmE
+        gamma: parameter of Gamma
+        asinhe_gamma: parameter of AsinhE
+        t: parameter of HDP and FAHDP
+        iterations: of Newton-Schulz
     """
 
     hidden: list[int] = field(default_factory=list)
     layers: list[int] = field(default_factory=list)
+    dropout: list[float] = field(default_factory=list)
+    learning_rate: list[float] = field(default_factory=list)
+    beta: list[float] = field(default_factory=list)
+    mean: list[Mean | None] = field(default_factory=list)
+    trace_power: list[float] = field(default_factory=list)
     eta: list[float] = field(default_factory=list)
     sigme_eta: list[float] = field(default_factory=list)
+    gamma: list[float] = field(default_factory=list)
+    asinhe_gamma: list[float] = field(default_factory=list)
+    t: list[float] = field(default_factory=list)
+    iterations: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         for name, values in vars(self).items():
             if len(set(values)) != len(values):
                 raise ArgumentError(f"grid.{name} must not repeat a value (got {values}).")
+
+    def __bool__(self) -> bool:
+        return any(vars(self).values())
+
+
+EVERY_METHOD = ("hidden", "layers", "dropout", "learning_rate")
+"""Settings of the grid that every method depends on."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """A point of the grid."""
+
+    model: ModelConfig
+    training: TrainingConfig
+    values: dict[str, Chosen] = field(compare=False)
+    """What records show of it: sizes, the parameter of the curve, and all that is searched."""
 
 
 @dataclass(frozen=True)
@@ -154,8 +209,12 @@ class GraphConfig:
         model: GIN0 and its readout
         training: Adam and its schedule
         grid: what is selected by validation loss
+        plain_grid: used instead of grid, if it has a value, for second-order readouts without a parameter to search:
+            SOP and SOP+NewtonSchulz
+        first_order_grid: used instead of grid, if it has a value, for first-order readouts: GIN0 and GIN0+Sum
+        search: false trains the values of model and training alone, whatever the grids are
         folds: number of folds; one is tested on, one validates
-        seed: of folds, initial weights, batches and dropout
+        seed: of folds, and of initial weights, batches and dropout unless training.seed is given
     """
 
     data: str = "MUTAG"
@@ -167,6 +226,9 @@ class GraphConfig:
     model: ModelConfig = field(default_factory=ModelConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
     grid: GridConfig = field(default_factory=GridConfig)
+    plain_grid: GridConfig = field(default_factory=GridConfig)
+    first_order_grid: GridConfig = field(default_factory=GridConfig)
+    search: bool = True
     folds: int = 10
     seed: int = 0
 
@@ -178,18 +240,39 @@ class GraphConfig:
         require_seed(self.seed)
         list(self.points())  # a bad grid value fails here, not after an hour
 
-    def points(self) -> Iterator[ModelConfig]:
+    @property
+    def own_grid(self) -> GridConfig:
+        """The grid of the method."""
+        method = GRAPH_METHODS[self.model.method]
+        if method.order == "first":
+            return self.first_order_grid or self.grid
+        return self.plain_grid or self.grid if method.norm.parameter in (None, "iterations") else self.grid
+
+    def points(self) -> Iterator[Point]:
         """Iterate over the grid, in a fixed order."""
-        names = grid_names(self.model.method)
-        for point in product(*(getattr(self.grid, name) or [getattr(self.model, name)] for name in names)):
-            yield replace(self.model, **dict(zip(names, point, strict=True)))
+        grid = {name: getattr(self.own_grid, name) for name in grid_names(self.model.method)}
+        own = {**vars(self.training), **vars(self.model)}
+        shown = ("hidden", "layers", GRAPH_METHODS[self.model.method].norm.parameter)
+        for values in product(*((self.search and grid[name]) or [own[name]] for name in grid)):
+            point = dict(zip(grid, values, strict=True))
+            kept = {name: value for name, value in point.items() if grid[name] or name in shown}
+            if "mean" in kept:
+                kept["mean"] = kept["mean"] or NO_MEAN
+            yield Point(*self._place(point), kept)
+
+    def at(self, values: Mapping[str, Any]) -> GraphConfig:
+        """Return these settings with the values of a grid point, as records show them, and without a search."""
+        point = {name: None if name == "mean" and value == NO_MEAN else value for name, value in values.items()}
+        model, training = self._place(point)
+        return replace(self, model=model, training=training, search=False)
+
+    def _place(self, values: Mapping[str, Any]) -> tuple[ModelConfig, TrainingConfig]:
+        model = {name: value for name, value in values.items() if name != "learning_rate"}
+        model |= {name: int(model[name]) for name in ("hidden", "layers", "iterations") if name in model}
+        rate = values.get("learning_rate", self.training.learning_rate)
+        return replace(self.model, **model), replace(self.training, learning_rate=rate)
 
 
 def grid_names(method: str) -> tuple[str, ...]:
     """Return the settings that can be selected for a method."""
-    return ("hidden", "layers", *(name for name in ("eta", "sigme_eta") if name in GRAPH_METHODS[method].parameters))
-
-
-def grid_values(model: ModelConfig) -> dict[str, float]:
-    """Return the values of a grid point."""
-    return {name: getattr(model, name) for name in grid_names(model.method)}
+    return (*EVERY_METHOD, *GRAPH_METHODS[method].parameters)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from functools import cached_property
 from typing import Any
 
@@ -44,7 +45,10 @@ class Adjacency:
         ends = rows.bincount(minlength=self.nodes).cumsum(0)
         values = torch.ones(len(rows), device=rows.device)
         size = (self.nodes, self.nodes)
-        return torch.sparse_csr_tensor(nn.functional.pad(ends, (1, 0)), columns, values, size, check_invariants=False)
+        starts = nn.functional.pad(ends, (1, 0))
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta state", UserWarning)
+            return torch.sparse_csr_tensor(starts, columns, values, size, check_invariants=False)
 
 
 def neighbour_sum(x: Tensor, adjacency: Adjacency) -> Tensor:  # shape: (nodes, channels) -> (nodes, channels)

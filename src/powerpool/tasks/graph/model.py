@@ -194,7 +194,13 @@ def make_readout(config: ModelConfig) -> Aggregation:
             return Set2Set(config.hidden, processing_steps=SET2SET_STEPS)
         return {"mean": MeanAggregation, "sum": SumAggregation, "max": MaxAggregation}[method.reduce]()
     return SecondOrderAggregation(
-        config.hidden, method.make_curve(config), method.mode, config.beta, method.make_solver(config)
+        config.hidden,
+        method.make_curve(config),
+        method.mode,
+        config.beta,
+        method.make_solver(config),
+        mean=config.mean,
+        trace_power=config.trace_power,
     )
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
+from powerpool.checks import require_seed
 from powerpool.errors import ArgumentError, require_choice
 from powerpool.tasks import options as base
 from powerpool.tasks.graph.config import PROTOCOLS, GraphConfig, Protocol
@@ -19,7 +20,8 @@ class RunConfig(GraphConfig):
     """What ``config.yaml`` of a run folder holds.
 
     Args:
-        protocol: validation-only keeps the selected model; retrain trains it again on all but the test graphs
+        protocol: validation-only keeps the selected model; retrain trains it again on all but the test graphs, for
+            training.retrain_epochs
         fold: which fold is tested on
     """
 
@@ -111,6 +113,9 @@ class ReproduceOptions(base.ReproduceOptions):
         protocols: validation-only, retrain or both
         full: a grid over the whole ranges of the paper: hours to days
         seed: of folds, weights and batches; default: that of the recipe
+        seeds: of initial weights, batches and dropout, on the same folds; the first searches the grid, and the others
+            use what it selected on each fold; default: that of the folds
+        fold_subset: folds to run, counted from 0; default: all
     """
 
     task: ClassVar[str] = "graph"
@@ -119,12 +124,16 @@ class ReproduceOptions(base.ReproduceOptions):
     protocols: list[str] = field(default_factory=lambda: list(PROTOCOLS))
     full: bool = False
     seed: int | None = None
+    seeds: list[int] = field(default_factory=list)
+    fold_subset: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        for seed in self.seeds:
+            require_seed(seed)
         for protocol in self.protocols:
             require_choice(protocol, PROTOCOLS, "value of protocols")
-        require_distinct(protocols=self.protocols)
+        require_distinct(protocols=self.protocols, seeds=self.seeds, fold_subset=self.fold_subset)
         if not self.protocols or not self.methods:
             raise ArgumentError("protocols and methods must each have at least one value.")
         if self.full and (self.quick or self.recipe):

@@ -1,8 +1,8 @@
 """Graph classification as a task: a chain is a fold, a unit is a grid point of a fold.
 
 ``validation-only`` trains every grid point on the training graphs, selects the epoch and then the grid point by
-validation loss, and tests that model. ``retrain`` trains the selected point again for the selected number of epochs on
-training and validation graphs. No choice depends on the test graphs.
+validation loss, and tests that model. ``retrain`` trains the selected point again on training and validation graphs,
+for all epochs or for the selected number of them. No choice depends on the test graphs.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from powerpool.data import DataError, Fold, GraphSet, load_graphs, stratified_folds
+from powerpool.data import GraphSet
 from powerpool.data.tu_format import is_at_path
 from powerpool.errors import ArgumentError, NotFiniteError, RecordError
+from powerpool.files import read_json
 from powerpool.runs.config import RenamedFieldWarning
 from powerpool.runs.folder import DataIdentity, load_state, require_same_data, save_model, save_state
 from powerpool.runs.record import Confusion, FoldResult, Score, Trial
@@ -37,20 +38,14 @@ from powerpool.tasks.base import (
     round_curve,
     with_absolute_paths,
 )
-from powerpool.tasks.graph.backbones import WITH_EDGES
-from powerpool.tasks.graph.config import GraphConfig, ModelConfig, grid_values
-from powerpool.tasks.graph.inference import (
-    TrainedModel,
-    describe_measures,
-    evaluate,
-    feature_source,
-    predict,
-)
+from powerpool.tasks.graph.config import GraphConfig, ModelConfig, Point
+from powerpool.tasks.graph.dataset import describe_data, load_data, make_fold
+from powerpool.tasks.graph.inference import TrainedModel, describe_measures, evaluate, feature_source, predict
 from powerpool.tasks.graph.model import make_network
 from powerpool.tasks.graph.options import EvaluateOptions, PredictOptions, ReproduceOptions
 from powerpool.tasks.graph.scores import MAE, measure
 from powerpool.tasks.graph.training import Training, TrainingCurves, collate, compute_logits
-from powerpool.tasks.methods import GRAPH_METHODS, unused_settings
+from powerpool.tasks.methods import GRAPH_METHODS, PARAMETERS, unused_settings
 from powerpool.tasks.pooling import FeatureSource, Samples, mean_spectrum, spread_out
 
 CHECKPOINT_SECONDS = 5.0
@@ -63,7 +58,7 @@ NEW_SETTINGS = (("", "edges", "undirected"), ("model", "backbone", "GIN0"), ("tr
 class GraphFit:
     """A trained grid point: its selected epoch, and the weights after it."""
 
-    model: ModelConfig
+    point: Point
     epoch: int
     score: Score
     curves: TrainingCurves
@@ -73,7 +68,7 @@ class GraphFit:
     @property
     def trial(self) -> Trial:
         """What a record keeps of it."""
-        return Trial(grid_values(self.model), self.score.value, self.score.loss, self.epoch)
+        return Trial(self.point.values, self.score.value, self.score.loss, self.epoch)
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,21 +86,13 @@ class GraphTask(Task[GraphConfig, GraphSet, GraphFit, GraphModel]):
     """Graph classification by GIN0 with a readout of the tables."""
 
     name = "graph"
-    version = 2
+    version = 3
     baseline = "GIN0"
     config_type = GraphConfig
     packages = ("torch_geometric",)
 
     def load(self, config: GraphConfig, watch: Watch = ignore_progress) -> GraphSet:
-        return load_graphs(
-            config.data,
-            config.data_root,
-            features=config.features,
-            degree_cap=config.degree_cap,
-            edges=config.edges,
-            edge_features=config.model.backbone in WITH_EDGES,
-            download=config.download,
-        )
+        return load_data(config)
 
     def metric_of(self, data: GraphSet) -> str:
         return MAE if data.is_regression else self.metric
@@ -120,12 +107,7 @@ class GraphTask(Task[GraphConfig, GraphSet, GraphFit, GraphModel]):
         return found
 
     def data_remarks(self, data: GraphSet) -> list[str]:
-        edges = f", edge features are {data.edge_features.kind}" if data.edge_features else ""
-        ignored = f"; not used: {', '.join(data.ignored)}" if data.ignored else ""
-        remedy = ""
-        if any(kind.startswith("edge") for kind in data.ignored):
-            remedy = f" Edge features are used by model.backbone {', '.join(WITH_EDGES)}."
-        return [f"{data.name}: node features are {data.features.kind}{edges}{ignored}.{remedy}"]
+        return [describe_data(data)]
 
     def identity(self, data: GraphSet) -> DataIdentity:
         return DataIdentity(data.name, data.digest)
@@ -149,9 +131,8 @@ class GraphTask(Task[GraphConfig, GraphSet, GraphFit, GraphModel]):
     ) -> GraphFit | None:
         fold = make_fold(config, data, unit.chain)
         points = list(config.points())
-        training = Training(
-            points[unit.point], config.training, data, fold.train, fold.validation, _seed(config, unit.chain)
-        )
+        point = points[unit.point]
+        training = Training(point.model, point.training, data, fold.train, fold.validation, _seed(config, unit.chain))
         epochs = config.training.epochs
 
         def show(training: Training) -> None:
@@ -161,7 +142,7 @@ class GraphTask(Task[GraphConfig, GraphSet, GraphFit, GraphModel]):
         best = training.best
         if best is None:
             return None
-        return GraphFit(points[unit.point], best.epoch, best.score, training.curves, best.weights, training.seconds)
+        return GraphFit(point, best.epoch, best.score, training.curves, best.weights, training.seconds)
 
     def select(self, fits: Sequence[GraphFit], protocol: str) -> GraphFit:
         """Return the fit with the lowest validation loss, the first of equals."""
@@ -186,12 +167,12 @@ class GraphTask(Task[GraphConfig, GraphSet, GraphFit, GraphModel]):
                 training = self._train_again(config, data, chain, best, checkpoint, watch)
                 network, curves, seconds = training.model, training.curves, training.seconds
             else:
-                network = make_network(best.model, data.features, data.edge_features, len(data.classes))
+                network = make_network(best.point.model, data.features, data.edge_features, len(data.classes))
                 network.load_state_dict(best.weights)
                 curves, seconds = best.curves, 0.0
             network = network.to(config.training.device)
             read = (data.features, data.classes, data.edge_features, config.edges)
-            trained = TrainedModel(best.model, network, *read)
+            trained = TrainedModel(best.point.model, network, *read)
             models[protocol] = GraphModel(trained, best, curves, seconds)
         return models
 
@@ -204,13 +185,12 @@ class GraphTask(Task[GraphConfig, GraphSet, GraphFit, GraphModel]):
         checkpoint: Path | None,
         watch: Watch,
     ) -> Training:
-        """Train the selected point for its number of epochs on all graphs but those of the test."""
-        fold = make_fold(config, data, chain)
-        training = Training(best.model, config.training, data, fold.train_and_validation, seed=_seed(config, chain))
-        _run(
-            training, best.epoch, checkpoint, lambda training: watch("epochs of retraining", training.epoch, best.epoch)
-        )
-        if training.epoch < best.epoch:
+        """Train the selected point on all graphs but those of the test."""
+        fold, point = make_fold(config, data, chain), best.point
+        epochs = best.epoch if config.training.retrain_epochs == "selected" else config.training.epochs
+        training = Training(point.model, point.training, data, fold.train_and_validation, seed=_seed(config, chain))
+        _run(training, epochs, checkpoint, lambda training: watch("epochs of retraining", training.epoch, epochs))
+        if training.epoch < epochs:
             raise _diverged(config, chain)
         training.prepare_evaluation()
         return training
@@ -246,8 +226,10 @@ class GraphTask(Task[GraphConfig, GraphSet, GraphFit, GraphModel]):
                 value=score.value,
                 test_loss=score.loss,
                 seconds=sum(fit.seconds for fit in fits) + model.seconds,
-                chosen=grid_values(best.model),
-                epoch=best.epoch,
+                fold=chain,
+                seed=_training_seed(config),
+                chosen=best.point.values,
+                epoch=len(model.curves.train_loss) if protocol == "retrain" else best.epoch,
                 validation=best.score,
                 trials=tuple(fit.trial for fit in ordered),
                 curves={name: round_curve(values) for name, values in asdict(model.curves).items() if values},
@@ -294,8 +276,8 @@ class GraphTask(Task[GraphConfig, GraphSet, GraphFit, GraphModel]):
         unused = unused_settings(method, config.model, ModelConfig(), "model")
         unused += [
             f"grid.{name}"
-            for name in ("eta", "sigme_eta")
-            if getattr(config.grid, name) and name not in method.parameters
+            for name in PARAMETERS
+            if getattr(config.own_grid, name, None) and name not in method.parameters
         ]
         return [f"{config.model.method} does not depend on {', '.join(unused)}."] if unused else []
 
@@ -304,16 +286,38 @@ class GraphTask(Task[GraphConfig, GraphSet, GraphFit, GraphModel]):
         for data in options.data_sets:
             recipe = options.read_config(data)
             graphs = self.load(recipe, watch)
-            make_fold(recipe, graphs, 0)
+            folds = options.fold_subset or list(range(recipe.folds))
+            for fold in folds:
+                make_fold(recipe, graphs, fold)
+            first, *others = options.seeds or [_training_seed(recipe)]
             for method in options.methods:
-                # A recipe serves all methods: its beta is for those that have one.
-                beta = recipe.model.beta if "beta" in GRAPH_METHODS[method].parameters else 0.0
-                config = self.prepare(replace(recipe, model=replace(recipe.model, method=method, beta=beta)))
-                rows.append(Row((config,) * config.folds, graphs, tuple(options.protocols), method, graphs.name))
+                # A recipe serves all methods: its settings are for those that have them.
+                unused = {
+                    name for name in ("beta", "mean", "trace_power") if name not in GRAPH_METHODS[method].parameters
+                }
+                model = replace(recipe.model, method=method, **{name: getattr(ModelConfig, name) for name in unused})
+                config = self.prepare(replace(recipe, model=model))
+                row = Row(
+                    (_with_seed(config, first),) * len(folds),
+                    graphs,
+                    tuple(options.protocols),
+                    self.method(config),
+                    graphs.name,
+                    chains=tuple(folds),
+                )
+                rows.append(row)
+                for seed in others:
+                    settings: dict[str, Json] = {"search_seed": first}
+                    configs = (_with_seed(config, seed),) * len(folds)
+                    rows.append(
+                        replace(
+                            row, configs=configs, source=row, start_from=_use_choice, extends=True, settings=settings
+                        )
+                    )
         return rows
 
     def describe(self, config: GraphConfig, data: GraphSet, protocol: str, result: Any) -> str:
-        chosen = ", ".join(f"{name} {value:g}" for name, value in result.chosen.items())
+        chosen = ", ".join(f"{name} {value}" for name, value in result.chosen.items())
         return (
             f"{self.method(config)} on {data.name}, {protocol}, fold {result.number}: test "
             f"{describe_measures({self.metric_of(data): result.value, **result.measures})}, epoch {result.epoch}, "
@@ -324,23 +328,24 @@ class GraphTask(Task[GraphConfig, GraphSet, GraphFit, GraphModel]):
 TASK = GraphTask()
 
 
-def make_fold(config: GraphConfig, graphs: GraphSet, number: int) -> Fold:
-    """Return a fold of a configuration, the same for all methods."""
-    if not 0 <= number < config.folds:
-        raise ArgumentError(f"fold must be 0 to {config.folds - 1} with folds={config.folds} (got {number}).")
-    if len(graphs.classes) == 1:
-        raise DataError(
-            f"{graphs.name} has one class only, {graphs.classes[0]}, so there is nothing to classify. Check the graph "
-            "labels, or give numbers as targets."
-        )
-    # The targets of a regression are not stratified.
-    targets = torch.zeros(len(graphs), dtype=torch.long) if graphs.is_regression else graphs.targets
-    return stratified_folds(targets, config.folds, config.seed)[number]
+def _training_seed(config: GraphConfig) -> int:
+    return config.seed if config.training.seed is None else config.training.seed
 
 
 def _seed(config: GraphConfig, fold: int) -> int:
     """Return the seed of all trainings on a fold, the same for all methods."""
-    return 1000 * config.seed + fold
+    return 1000 * _training_seed(config) + fold
+
+
+def _with_seed(config: GraphConfig, seed: int) -> GraphConfig:
+    """Return the settings with a seed of trainings; that of the folds is left out, so that stored units are found."""
+    return replace(config, training=replace(config.training, seed=None if seed == config.seed else seed))
+
+
+def _use_choice(config: GraphConfig, result: Path) -> GraphConfig:
+    """Return the settings with the grid point that another seed selected on the same fold."""
+    found = read_json(result)["results"]
+    return config.at(next(iter(found.values()))["chosen"])
 
 
 def _run(training: Training, epochs: int, file: Path | None, show: Any) -> None:
