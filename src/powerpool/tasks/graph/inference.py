@@ -71,10 +71,17 @@ class TrainedModel:
         self, data: str | Path, root: str | Path | None = None, *, labelled: bool = True, **kwargs: Any
     ) -> GraphSet:
         """Read graphs with the node features and classes of the model; see :func:`powerpool.data.load_graphs`."""
-        options = {"features": self.features, "edge_features": self.edge_features or False, "edges": self.edges}
-        classes = self.classes or None
-        graphs = load_graphs(data, root, classes=classes, labelled=labelled, **options, **kwargs)
-        if labelled and not classes and not graphs.is_regression:
+        graphs = load_graphs(
+            data,
+            root,
+            features=self.features,
+            edge_features=self.edge_features or False,
+            edges=self.edges,
+            classes=self.classes or None,
+            labelled=labelled,
+            **kwargs,
+        )
+        if labelled and not self.classes and not graphs.is_regression:
             raise DataError(f"{graphs.name} has classes, and the model predicts numbers. Give it graphs with targets.")
         return graphs
 

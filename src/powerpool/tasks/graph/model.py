@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -111,7 +111,7 @@ class GraphClassifier(nn.Module):
         if self.is_regression:
             deviation, mean = torch.std_mean(graphs.targets[train.to(graphs.targets.device)].double(), correction=0)
             self.target_mean.copy_(mean)
-            self.target_scale.copy_(deviation if deviation > 0 else 1.0)
+            self.target_scale.copy_(torch.where(deviation > 0, deviation, 1.0))
 
     def objective(self, class_weights: Tensor | None = None) -> Objective:
         """Return what the model is trained and scored by."""
@@ -135,20 +135,21 @@ class GraphClassifier(nn.Module):
         edges, edge_attr = batch.edge_index, batch.edge_attr
         if self.scale_edges is not None:
             edge_attr = self.scale_edges(edge_attr)
-        is_sampled = self.training and self.neighbours is not None
-        if is_sampled:
-            kept = sample_neighbours(edges, self.neighbours)
+        most = self.neighbours if self.training else None
+        if most is not None:
+            kept = sample_neighbours(edges, most)
             edges, edge_attr = edges[:, kept], None if edge_attr is None else edge_attr[kept]
         if self.backbone != "GIN0":
             for convolution in self.convolutions:
                 x = convolution(x, edges, edge_attr)
-        elif is_sampled:
+        elif most is not None:
             for convolution in self.convolutions:
                 x = convolution(x, edges)
         else:
             adjacency = Adjacency(edges, batch.num_nodes, symmetric=self.symmetric)
-            for convolution in self.convolutions:
-                x = gin_convolution(convolution.nn, x, adjacency)
+            layers: Any = self.convolutions
+            for layer in layers:
+                x = gin_convolution(layer.nn, x, adjacency)
         return x.relu() if self.rectified else x
 
     def feature_sets(self, batch: GraphBatch) -> list[FeatureSet]:
