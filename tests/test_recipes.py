@@ -15,7 +15,7 @@ from powerpool.tasks.methods import METHODS
 
 GRAPH_RECIPES = [name for name in recipe_names() if name.startswith("graph/")]
 TABLES = ("GIN0", "GIN0+Sum", "SOP", "SOP+SigmE", "SOP+NewtonSchulz", "SOP+SpecMaxExpF")
-SCALES = {"graph/default", "graph/full", "graph/quick"}
+SCALES = {"graph/protocols", "graph/default", "graph/full", "graph/quick"}
 
 
 def test_recipes_are_named_after_their_data_sets_and_download_nothing():

@@ -19,6 +19,7 @@ NOT_SHOWN = ("src/", "tests/", "Makefile", "pyproject.toml", "constraints.txt", 
 TITLES = {
     "bench": "Time and memory",
     "graph": "Graphs",
+    "graph-protocols": "Graphs, protocols",
     "vision": "Images",
     "fewshot": "Few-shot learning",
     "fewshot-pretraining": "Few-shot learning, pre-training",

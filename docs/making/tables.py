@@ -10,13 +10,16 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from pathlib import Path
+from statistics import fmean
 
 from powerpool.bench.record import BenchRecord, Measured, find_losses, load
 from powerpool.bench.report import summary_table
 from powerpool.report.groups import Group, Row, group_records
+from powerpool.report.paper import paper_figure
 from powerpool.report.results import Comparison, compare_records
 from powerpool.report.tables import MISSING, escaped, format_p, format_signed, make_pretraining_table, make_table
 from powerpool.report.write import read_records
+from powerpool.runs.record import RunRecord
 from powerpool.tasks.methods import VISION_METHODS
 
 ROOT = Path(__file__).parents[2]
@@ -134,6 +137,41 @@ def graphs() -> str:
         gain = f"{format_signed(test.difference)} ({format_p(test.corrected_p_value)})"
         rows.append((data, *(f"{record.mean:.1f} ± {record.std:.1f}" for record in records), gain))
     return as_table(("data", "GIN0 (mean)", *methods[1:], "the last - GIN0 (corrected p)"), rows)
+
+
+def graph_protocols() -> str:
+    """List the accuracy of each seed under every protocol; a note until there are records."""
+    folder = "graph-protocols"
+    if not (RESULTS / folder).is_dir():
+        return "The records of this table are not there yet."
+    protocols = ("validation-only", "retrain", "test-epoch", "test-epoch-per-fold")
+    records = {
+        (record.data, record.method, record.protocol): record for group in groups(folder) for record in group.records
+    }
+    rows = []
+    for data, method in dict.fromkeys((data, method) for data, method, _ in records):
+        own = [records.get((data, method, protocol)) for protocol in protocols]
+        paper = paper_figure("graph", data, method, "retrain")
+        figure = MISSING if paper is None else f"{paper.mean:.1f}"
+        rows.append((data, method, figure, *(MISSING if record is None else by_seed(record) for record in own)))
+    headings = (
+        "data",
+        "readout",
+        'paper, "retrained"',
+        "`validation-only`",
+        "`retrain`: the last epoch",
+        "`test-epoch` (optimistic)",
+        "`test-epoch-per-fold` (optimistic)",
+    )
+    return as_table(headings, rows)
+
+
+def by_seed(record: RunRecord) -> str:
+    """Return the mean over folds of each seed."""
+    values: dict[int, list[float]] = {}
+    for result in record.results:
+        values.setdefault(result.run(record.seed)[1], []).append(result.value)
+    return " / ".join(f"{fmean(own):.1f}" for _, own in sorted(values.items()))
 
 
 def graph_losses() -> str:
@@ -282,6 +320,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "whole jobs": whole_jobs,
     "graphs": graphs,
     "graph losses": graph_losses,
+    "graph protocols": graph_protocols,
     "images": images,
     "end to end": end_to_end,
     "image order": image_order,

@@ -176,7 +176,11 @@ class Gathering:
         before, trace = self._before.side(), torch.stack(self._traces)
         skipped, remarks, curve = self.seen - len(self._locations), list(notes), self.normalization.curve
         if skipped:
-            remarks.append(f"{skipped} of {self.seen} samples were skipped: their features or matrices are all zero.")
+            centred = self.normalization.beta == 1
+            cause = " With beta 1 that is every set of one location, or of locations that are alike." if centred else ""
+            remarks.append(
+                f"{skipped} of {self.seen} samples were skipped: their features or matrices are all zero.{cause}"
+            )
         if curve is not None and not Suggestion.knows(curve):
             remarks.append(f"No parameter can be suggested for {type(curve).__name__}, which is a custom curve.")
         return Inspection(

@@ -145,7 +145,7 @@ def _run_rows(task: AnyTask, rows: Sequence[AnyRow], options: ReproduceOptions) 
 
 
 def _make_record(task: AnyTask, row: AnyRow, protocol: str, answers: Sequence[Answer]) -> RunRecord:
-    found = (answer.result(task.name, protocol) for answer in answers)
+    found = task.combine(protocol, [answer.result(task.name, protocol) for answer in answers])
     results = tuple(replace(result, number=place) for place, result in enumerate(found))
     first = row.configs[0]
     return RunRecord(
@@ -155,7 +155,11 @@ def _make_record(task: AnyTask, row: AnyRow, protocol: str, answers: Sequence[An
         protocol=protocol,
         metric=task.metric_of(row.data),
         results=results,
-        config={**task.settings(task.with_protocol(first, protocol), row.data), **row.settings},
+        config={
+            **task.settings(task.with_protocol(first, protocol), row.data),
+            **row.settings,
+            **task.protocol_settings(protocol),
+        },
         seed=first.seed,
         seconds=sum(result.seconds for result in results),
         environment=merge_environments([answer.environment for answer in answers], environment().command),

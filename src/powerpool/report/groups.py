@@ -19,6 +19,7 @@ from powerpool.report.results import (
     get_backbone,
 )
 from powerpool.runs.record import EpisodeResult, RunRecord, SplitResult
+from powerpool.tasks.graph.config import OPTIMISTIC
 from powerpool.tasks.methods import METHODS
 
 BASELINES = {"graph": "GIN0", "vision": "FOP", "fewshot": "RelationNet"}
@@ -26,6 +27,10 @@ BASELINES = {"graph": "GIN0", "vision": "FOP", "fewshot": "RelationNet"}
 PROTOCOLS = {
     "validation-only": "validation selects the model, which is trained on the training part alone",
     "retrain": "validation selects the settings; the model is trained again on the training and validation parts",
+    "test-epoch": "trained on all but the test graphs; the epoch with the best mean test accuracy over folds, as in "
+    f"the code of GIN, is {OPTIMISTIC}",
+    "test-epoch-per-fold": "trained on all but the test graphs; the epoch with the best test accuracy of each fold, "
+    f"as in the code of SOPool, is {OPTIMISTIC}",
     "frozen": "pretrained backbone, ridge regression; validation selects the settings, and the classifier is trained "
     "again on the training and validation images",
     "frozen-softmax": "as frozen, with softmax regression instead of ridge regression",

@@ -18,7 +18,13 @@ METHOD_NAMES = {"Baseline": "baseline"}
 """Methods of image classification that the file calls by another name."""
 IMAGENET_NAMES = {"SOP+NewtonSchulz": "Newton-Schulz"}
 """Methods that the table of ImageNet takes from other papers, and its names for them."""
-PROTOCOL_NAMES = {"validation-only": "validation_only", "retrain": "retrained_on_train_and_validation"}
+RETRAINED = "retrained_on_train_and_validation"
+PROTOCOL_NAMES = {
+    "validation-only": "validation_only",
+    "retrain": RETRAINED,
+    "test-epoch": RETRAINED,
+    "test-epoch-per-fold": RETRAINED,
+}
 NETWORKS = {
     "alexnet": "an AlexNet whose last two convolutional layers are fine-tuned",
     "resnet50": "a fine-tuned ResNet-50",

@@ -31,7 +31,7 @@ CPU_SECONDS = "cpu_seconds"
 """The curve that says how much CPU time the training had taken at the points of the others."""
 MISTAKES = 15
 """Pairs of classes in a table of the most frequent mistakes."""
-NOT_TRAINED_ON = {"validation-only": 2, "retrain": 1}
+NOT_TRAINED_ON = {"validation-only": 2, "retrain": 1, "test-epoch": 1, "test-epoch-per-fold": 1}
 """Parts of the data, of as many as there are folds, that the tested model has not seen."""
 
 

@@ -28,8 +28,7 @@ SCHEMA = 2
 OLD_SCHEMA = 1
 HEADS = ("task", "data", "method", "protocol", "metric")
 QUICK_NOTE = "These numbers mean nothing: a quick run only shows that everything works."
-Chosen = float | Literal["none", "concat"]
-"""The value of a selected setting; words are those of the mean beside a second-order readout."""
+Chosen = float | Literal["none", "concat"]  # of a selected setting; the words are those of the mean of a readout
 DERIVED = ("count", "mean", "std", "interval")
 
 
@@ -123,13 +122,9 @@ class Result:
     confusion: Confusion | None = None
     spectrum: Spectrum | None = None
 
-    def run(self, seed: int) -> tuple[int, int | None]:
-        """Return what a result of another record must share to be paired with it.
-
-        Args:
-            seed: of the record.
-        """
-        return self.number, None
+    def run(self, seed: int) -> tuple[int, int]:
+        """Return what a result of another record must share to be paired with it, given the seed of the record."""
+        return self.number, 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,11 +136,11 @@ class FoldResult(Result):
     fold: int | None = None
     """Which fold is tested; None in records of version 0.2, where it is the number."""
     seed: int | None = None
-    """Of the training; None in records of version 0.2, where it is that of the record, which the folds depend on."""
+    """Of the training; None in records of version 0.2, where it is that of the record."""
     measures: dict[str, float] = field(default_factory=dict)
     """Other measures of the test by name, such as "ROC-AUC in %"."""
 
-    def run(self, seed: int) -> tuple[int, int | None]:
+    def run(self, seed: int) -> tuple[int, int]:
         """Return the fold and the seed of the training."""
         return (self.number if self.fold is None else self.fold), (seed if self.seed is None else self.seed)
 
@@ -272,15 +267,12 @@ class RunRecord:
         return self.task
 
     def paired(self, other: RunRecord) -> tuple[list[float], list[float]]:
-        """Return the values of both records for what both have: runs by number, folds averaged over their seeds.
-
-        Seeds of a fold share all graphs, so that further seeds are not further samples.
-        """
+        """Return the values of what both records have; a fold has its mean over seeds, which share its graphs."""
         ours, theirs = (
             {result.run(record.seed): result.value for result in record.results} for record in (self, other)
         )
-        runs: dict[int, list[tuple[int, int | None]]] = {}
-        for run in sorted(ours.keys() & theirs.keys(), key=lambda run: (run[0], run[1] or 0)):
+        runs: dict[int, list[tuple[int, int]]] = {}
+        for run in sorted(ours.keys() & theirs.keys()):
             runs.setdefault(run[0], []).append(run)
         values, others = ([fmean(own[run] for run in same) for same in runs.values()] for own in (ours, theirs))
         return values, others

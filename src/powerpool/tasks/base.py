@@ -211,6 +211,14 @@ class Task(ABC, Generic[C, D, F, M]):
     ) -> Mapping[str, Result]:
         """Test the model of each protocol, once."""
 
+    def combine(self, protocol: str, results: Sequence[Any]) -> Sequence[Any]:
+        """Return the results of a record, where those of one chain depend on the others."""
+        return results
+
+    def protocol_settings(self, protocol: str) -> dict[str, Json]:
+        """Return what a record states about its protocol beside the settings."""
+        return {}
+
     # ---- trained models ----
 
     @abstractmethod

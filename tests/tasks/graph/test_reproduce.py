@@ -15,6 +15,7 @@ import pytest
 from powerpool.cli import reproduce as command
 from powerpool.cli.main import main
 from powerpool.data import stratified_folds
+from powerpool.report.groups import describe_protocol, group_records
 from powerpool.runs import scheduler
 from powerpool.runs.config import RenamedFieldWarning
 from powerpool.runs.record import RunRecord
@@ -183,6 +184,17 @@ def test_further_seeds_share_the_folds_and_reuse_the_choice_of_the_first(tmp_pat
     ]
     monkeypatch.setattr(scheduler, "_make_executor", None)
     assert run(tmp_path / "out", **words, methods=TWO, seeds=[0, 7]) == records
+
+
+def test_epochs_chosen_on_test_graphs_and_permuted_labels_are_marked(tmp_path):
+    protocols = ["test-epoch", "test-epoch-per-fold"]
+    records = run(tmp_path / "out", methods=["GIN0"], protocols=protocols, permute_labels=True)
+    one, each = (records["MUTAG (permuted labels)", "GIN0", protocol] for protocol in protocols)
+    assert len({result.epoch for result in one.results}) == 1
+    assert each.mean >= one.mean
+    assert all(record.config["permute_labels"] and "optimistic" in record.config["epoch_is"] for record in (one, each))
+    (group, _) = group_records([one, each])
+    assert "optimistic" in describe_protocol(group)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import torch
 
 from powerpool.data import GraphSet, load_graphs, stratified_folds
 from powerpool.errors import ArgumentError
+from powerpool.runs.record import FoldResult
 from powerpool.tasks.base import run_chain
 from powerpool.tasks.graph import task as module
 from powerpool.tasks.graph.config import GridConfig
@@ -185,3 +186,62 @@ def test_settings_without_effect_are_remarked(graphs):
     (remark,) = TASK.remarks(config, graphs)
     assert all(name in remark for name in ("model.eta", "model.beta", "grid.eta"))
     assert TASK.remarks(small_config("SOP+SpecMaxExpF", model={"eta": 7.0}), graphs) == []
+
+
+ON_TEST = ["retrain", "test-epoch", "test-epoch-per-fold"]
+
+
+def test_epochs_chosen_on_test_graphs_are_those_of_the_test_curves(graphs, fold, fits):
+    models = TASK.finish(CONFIG, graphs, NUMBER, fits, ON_TEST, None, lambda *args: None)
+    found = TASK.test(CONFIG, graphs, NUMBER, fits, models, lambda *args: None)
+    best = TASK.select(fits, "retrain")
+    training = Training(best.point.model, CONFIG.training, graphs, fold.train_and_validation, seed=2001)
+    tests = []
+
+    def test(training):
+        training.prepare_evaluation()
+        tests.append(score(training.model, collate(graphs, fold.test, 64)))
+
+    training.run(after=test)
+    result = found["test-epoch-per-fold"]
+    assert result.curves["test_accuracy"] == tuple(one.value for one in tests)
+    assert result.value == max(one.value for one in tests) == tests[result.epoch - 1].value
+    assert result.test_loss == tests[result.epoch - 1].loss
+    assert result.confusion is result.spectrum is None
+    assert found["retrain"].value == found["test-epoch"].value == tests[-1].value  # until folds are combined
+    assert "test_accuracy" not in found["retrain"].curves
+    assert_equal_states(models["retrain"].trained.network.state_dict(), training.model.state_dict())
+
+
+def test_one_epoch_is_taken_for_all_folds_of_a_seed():
+    curves = {0: [(50.0, 90.0, 70.0), (80.0, 60.0, 75.0)], 3: [(40.0, 40.0, 60.0), (90.0, 10.0, 60.0)]}
+    results = [
+        FoldResult(
+            number=number,
+            value=values[-1],
+            test_loss=0.5,
+            seconds=1.0,
+            epoch=3,
+            fold=number % 2,
+            seed=seed,
+            curves={"test_accuracy": values, "test_loss": (0.1, 0.2, 0.3)},
+        )
+        for number, (seed, values) in enumerate((seed, values) for seed in curves for values in curves[seed])
+    ]
+    found = TASK.combine("test-epoch", results)
+    assert [(one.value, one.epoch, one.test_loss) for one in found] == [
+        (90.0, 2, 0.2),
+        (60.0, 2, 0.2),
+        (40.0, 1, 0.1),
+        (90.0, 1, 0.1),
+    ]
+    assert TASK.combine("retrain", results) == results
+
+
+def test_permuted_labels_are_a_data_set_of_its_own(graphs):
+    found = TASK.load(replace(CONFIG, permute_labels=True))
+    assert found.name == "MUTAG (permuted labels)"
+    assert torch.equal(found.targets.bincount(), graphs.targets.bincount())
+    assert not torch.equal(found.targets, graphs.targets)
+    assert TASK.identity(found).digest != TASK.identity(graphs).digest
+    assert torch.equal(TASK.load(replace(CONFIG, permute_labels=True)).targets, found.targets)

@@ -23,6 +23,8 @@ BatchNorm = Literal["recomputed", "running"]
 Mean = Literal["concat"]
 RetrainEpochs = Literal["all", "selected"]
 PROTOCOLS: tuple[str, ...] = get_args(Protocol)
+TEST_PROTOCOLS = TEST_EPOCH, TEST_EPOCH_PER_FOLD = ("test-epoch", "test-epoch-per-fold")
+OPTIMISTIC = "chosen on test graphs: optimistic, only for comparison with published figures"
 NO_MEAN = "none"
 """What records call a readout without the mean."""
 MOST_LAYERS = 256
@@ -206,6 +208,7 @@ class GraphConfig:
         edges: undirected refuses edges without a reverse, symmetrise adds it, directed keeps edges as they are
         degree_cap: the last column of degree features stands for this degree and all higher ones
         download: allow downloads of data that is not on this machine
+        permute_labels: a control: the labels of all graphs are shuffled, so that nothing can be learnt from the graphs
         model: GIN0 and its readout
         training: Adam and its schedule
         grid: what is selected by validation loss
@@ -223,6 +226,7 @@ class GraphConfig:
     edges: Edges = "undirected"
     degree_cap: int = 500
     download: bool = False
+    permute_labels: bool = False
     model: ModelConfig = field(default_factory=ModelConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
     grid: GridConfig = field(default_factory=GridConfig)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from powerpool.data import DataError, Fold, GraphSet, load_graphs, stratified_folds
@@ -12,7 +14,7 @@ from powerpool.tasks.graph.config import GraphConfig
 
 def load_data(config: GraphConfig) -> GraphSet:
     """Read the graphs, with edge features if the backbone uses them."""
-    return load_graphs(
+    graphs = load_graphs(
         config.data,
         config.data_root,
         features=config.features,
@@ -21,6 +23,13 @@ def load_data(config: GraphConfig) -> GraphSet:
         edge_features=config.model.backbone in WITH_EDGES,
         download=config.download,
     )
+    return permute_labels(graphs, config.seed) if config.permute_labels else graphs
+
+
+def permute_labels(graphs: GraphSet, seed: int) -> GraphSet:
+    """Return the graphs with shuffled labels, and a name that says so."""
+    order = torch.randperm(len(graphs), generator=torch.Generator().manual_seed(seed))
+    return replace(graphs, name=f"{graphs.name} (permuted labels)", targets=graphs.targets[order])
 
 
 def describe_data(graphs: GraphSet) -> str:

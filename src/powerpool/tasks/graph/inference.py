@@ -19,6 +19,7 @@ from powerpool.runs.folder import CONFIG, MODEL, DataIdentity, build_network, is
 from powerpool.runs.typed import Json, to_json
 from powerpool.tasks.base import Evaluation, Predictions, confusion_matrix
 from powerpool.tasks.graph.config import GraphConfig, ModelConfig
+from powerpool.tasks.graph.dataset import permute_labels
 from powerpool.tasks.graph.model import GraphClassifier, make_network
 from powerpool.tasks.graph.options import EvaluateOptions, PredictOptions, RunConfig
 from powerpool.tasks.graph.scores import MAE, Objective, measure
@@ -206,6 +207,8 @@ def evaluate(options: EvaluateOptions, make_fold: Callable[[GraphConfig, GraphSe
     model, config = load_run(options.run), read_recipe(Path(options.run, CONFIG), RunConfig)
     root = options.data_root or config.data_root
     graphs = model.read(options.data or config.data, root, download=options.download)
+    if config.permute_labels and not options.data:
+        graphs = permute_labels(graphs, config.seed)
     is_own = is_data_of(options.run, graphs.digest)
     if not options.data and not is_own:
         raise RecordError(

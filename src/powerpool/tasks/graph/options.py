@@ -10,7 +10,7 @@ from typing import ClassVar
 from powerpool.checks import require_seed
 from powerpool.errors import ArgumentError, require_choice
 from powerpool.tasks import options as base
-from powerpool.tasks.graph.config import PROTOCOLS, GraphConfig, Protocol
+from powerpool.tasks.graph.config import PROTOCOLS, TEST_PROTOCOLS, GraphConfig, Protocol
 from powerpool.tasks.methods import GRAPH_METHODS, MORE_READOUTS
 from powerpool.tasks.options import read_layered, require_answer_file, require_distinct, take_fields
 
@@ -110,7 +110,10 @@ class ReproduceOptions(base.ReproduceOptions):
 
     Args:
         data: data sets of the TU collection, folders or zips in the TU format, or saved data sets of PyG (FILE.pt)
-        protocols: validation-only, retrain or both
+        protocols: validation-only and retrain, or one of them. test-epoch takes the best epoch of the mean test curve
+            over folds, as the code of GIN does, and test-epoch-per-fold the best epoch of each fold, as that of SOPool
+            does; both are chosen on test graphs: optimistic, only for comparison with published figures
+        permute_labels: a control: the labels of all graphs are shuffled
         full: a grid over the whole ranges of the paper: hours to days
         seed: of folds, weights and batches; default: that of the recipe
         seeds: of initial weights, batches and dropout, on the same folds; the first searches the grid, and the others
@@ -123,6 +126,7 @@ class ReproduceOptions(base.ReproduceOptions):
     methods: list[str] = field(default_factory=lambda: [name for name in GRAPH_METHODS if name not in MORE_READOUTS])
     protocols: list[str] = field(default_factory=lambda: list(PROTOCOLS))
     full: bool = False
+    permute_labels: bool | None = None
     seed: int | None = None
     seeds: list[int] = field(default_factory=list)
     fold_subset: list[int] = field(default_factory=list)
@@ -132,7 +136,7 @@ class ReproduceOptions(base.ReproduceOptions):
         for seed in self.seeds:
             require_seed(seed)
         for protocol in self.protocols:
-            require_choice(protocol, PROTOCOLS, "value of protocols")
+            require_choice(protocol, (*PROTOCOLS, *TEST_PROTOCOLS), "value of protocols")
         require_distinct(protocols=self.protocols, seeds=self.seeds, fold_subset=self.fold_subset)
         if not self.protocols or not self.methods:
             raise ArgumentError("protocols and methods must each have at least one value.")
@@ -156,6 +160,7 @@ class ReproduceOptions(base.ReproduceOptions):
             scales,
             data_root=self.data_root,
             download=self.download,
+            permute_labels=self.permute_labels,
             seed=self.seed,
             model__method="GIN0",
         )

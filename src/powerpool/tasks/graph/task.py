@@ -3,6 +3,9 @@
 ``validation-only`` trains every grid point on the training graphs, selects the epoch and then the grid point by
 validation loss, and tests that model. ``retrain`` trains the selected point again on training and validation graphs,
 for all epochs or for the selected number of them. No choice depends on the test graphs.
+
+``test-epoch`` and ``test-epoch-per-fold`` train as ``retrain`` does and choose the epoch on test graphs, see
+:mod:`powerpool.tasks.graph.protocols`.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ import contextlib
 import time
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,14 +38,22 @@ from powerpool.tasks.base import (
     Watch,
     confusion_matrix,
     ignore_progress,
-    round_curve,
     with_absolute_paths,
 )
-from powerpool.tasks.graph.config import GraphConfig, ModelConfig, Point
+from powerpool.tasks.graph.config import (
+    OPTIMISTIC,
+    TEST_EPOCH,
+    TEST_EPOCH_PER_FOLD,
+    TEST_PROTOCOLS,
+    GraphConfig,
+    ModelConfig,
+    Point,
+)
 from powerpool.tasks.graph.dataset import describe_data, load_data, make_fold
 from powerpool.tasks.graph.inference import TrainedModel, describe_measures, evaluate, feature_source, predict
 from powerpool.tasks.graph.model import make_network
 from powerpool.tasks.graph.options import EvaluateOptions, PredictOptions, ReproduceOptions
+from powerpool.tasks.graph.protocols import at_best_epoch, at_common_epoch, shown_curves
 from powerpool.tasks.graph.scores import MAE, measure
 from powerpool.tasks.graph.training import Training, TrainingCurves, collate, compute_logits
 from powerpool.tasks.methods import GRAPH_METHODS, PARAMETERS, unused_settings
@@ -50,7 +61,12 @@ from powerpool.tasks.pooling import FeatureSource, Samples, mean_spectrum, sprea
 
 CHECKPOINT_SECONDS = 5.0
 """How much work a killed training may lose."""
-NEW_SETTINGS = (("", "edges", "undirected"), ("model", "backbone", "GIN0"), ("training", "class_weights", "equal"))
+NEW_SETTINGS = (
+    ("", "edges", "undirected"),
+    ("", "permute_labels", False),
+    ("model", "backbone", "GIN0"),
+    ("training", "class_weights", "equal"),
+)
 """Groups, names and defaults of settings that records of earlier versions do not have."""
 
 
@@ -132,7 +148,9 @@ class GraphTask(Task[GraphConfig, GraphSet, GraphFit, GraphModel]):
         fold = make_fold(config, data, unit.chain)
         points = list(config.points())
         point = points[unit.point]
-        training = Training(point.model, point.training, data, fold.train, fold.validation, _seed(config, unit.chain))
+        training = Training(
+            point.model, point.training, data, fold.train, fold.validation, seed=_seed(config, unit.chain)
+        )
         epochs = config.training.epochs
 
         def show(training: Training) -> None:
@@ -160,11 +178,17 @@ class GraphTask(Task[GraphConfig, GraphSet, GraphFit, GraphModel]):
     ) -> dict[str, GraphModel]:
         if not fits:
             raise _diverged(config, chain)
-        models = {}
+        models, again = {}, dict[int, Training]()
         for protocol in protocols:
             best = self.select(fits, protocol)
-            if protocol == "retrain":
-                training = self._train_again(config, data, chain, best, checkpoint, watch)
+            if protocol != "validation-only":
+                is_short = protocol == "retrain" and config.training.retrain_epochs == "selected"
+                epochs = best.epoch if is_short else config.training.epochs
+                if epochs not in again:
+                    watched = not set(TEST_PROTOCOLS).isdisjoint(protocols)
+                    own = checkpoint and checkpoint.with_name(f"{checkpoint.name}-{epochs}")
+                    again[epochs] = self._train_again(config, data, chain, best, epochs, watched, own, watch)
+                training = again[epochs]
                 network, curves, seconds = training.model, training.curves, training.seconds
             else:
                 network = make_network(best.point.model, data.features, data.edge_features, len(data.classes))
@@ -182,13 +206,21 @@ class GraphTask(Task[GraphConfig, GraphSet, GraphFit, GraphModel]):
         data: GraphSet,
         chain: int,
         best: GraphFit,
+        epochs: int,
+        watched: bool,
         checkpoint: Path | None,
         watch: Watch,
     ) -> Training:
-        """Train the selected point on all graphs but those of the test."""
+        """Train the selected point on all graphs but those of the test, which are tested every epoch if watched."""
         fold, point = make_fold(config, data, chain), best.point
-        epochs = best.epoch if config.training.retrain_epochs == "selected" else config.training.epochs
-        training = Training(point.model, point.training, data, fold.train_and_validation, seed=_seed(config, chain))
+        training = Training(
+            point.model,
+            point.training,
+            data,
+            fold.train_and_validation,
+            watched=fold.test if watched else None,
+            seed=_seed(config, chain),
+        )
         _run(training, epochs, checkpoint, lambda training: watch("epochs of retraining", training.epoch, epochs))
         if training.epoch < epochs:
             raise _diverged(config, chain)
@@ -229,15 +261,23 @@ class GraphTask(Task[GraphConfig, GraphSet, GraphFit, GraphModel]):
                 fold=chain,
                 seed=_training_seed(config),
                 chosen=best.point.values,
-                epoch=len(model.curves.train_loss) if protocol == "retrain" else best.epoch,
+                epoch=best.epoch if protocol == "validation-only" else len(model.curves.train_loss),
                 validation=best.score,
                 trials=tuple(fit.trial for fit in ordered),
-                curves={name: round_curve(values) for name, values in asdict(model.curves).items() if values},
+                curves=shown_curves(model.curves, tested=protocol in TEST_PROTOCOLS),
                 confusion=confusion,
                 measures=measure(logits, targets),
                 spectrum=mean_spectrum(network.normalization, sets),
             )
+        if TEST_EPOCH_PER_FOLD in found:
+            found[TEST_EPOCH_PER_FOLD] = at_best_epoch(found[TEST_EPOCH_PER_FOLD])
         return found
+
+    def combine(self, protocol: str, results: Sequence[FoldResult]) -> Sequence[FoldResult]:
+        return at_common_epoch(results) if protocol == TEST_EPOCH else results
+
+    def protocol_settings(self, protocol: str) -> dict[str, Json]:
+        return {"epoch_is": OPTIMISTIC} if protocol in TEST_PROTOCOLS else {}
 
     def save(self, model: GraphModel, folder: Path) -> None:
         save_model(folder, self.name, model.trained.spec, model.trained.network.state_dict())
@@ -286,6 +326,8 @@ class GraphTask(Task[GraphConfig, GraphSet, GraphFit, GraphModel]):
         for data in options.data_sets:
             recipe = options.read_config(data)
             graphs = self.load(recipe, watch)
+            if graphs.is_regression and not set(TEST_PROTOCOLS).isdisjoint(options.protocols):
+                raise ArgumentError(f"{', '.join(TEST_PROTOCOLS)} are for classes, and {graphs.name} has numbers.")
             folds = options.fold_subset or list(range(recipe.folds))
             for fold in folds:
                 make_fold(recipe, graphs, fold)

@@ -27,6 +27,8 @@ class TrainingCurves:
     train_loss: list[float] = field(default_factory=list)
     validation_loss: list[float] = field(default_factory=list)
     validation_accuracy: list[float] = field(default_factory=list)
+    test_loss: list[float] = field(default_factory=list)
+    test_accuracy: list[float] = field(default_factory=list)
 
 
 @dataclass
@@ -51,6 +53,8 @@ class Training:
         graphs: the data set.
         train: indices of the training graphs.
         validation: indices of the graphs that select the epoch; None to select none.
+        watched: indices of test graphs, to test every epoch; None to test none. They change neither weights nor
+            selection.
         seed: of initial weights, batches and dropout.
 
     Example:
@@ -70,10 +74,12 @@ class Training:
         graphs: GraphSet,
         train: Tensor,  # shape: (train,)
         validation: Tensor | None = None,  # shape: (validation,)
+        watched: Tensor | None = None,  # shape: (test,)
         seed: int = 0,
     ) -> None:
         self.config, self.graphs, self.train = config, graphs.to(require_device(config.device)), train
         self.validation = None if validation is None else collate(self.graphs, validation, config.batch_size)
+        self.watched = None if watched is None else collate(self.graphs, watched, config.batch_size)
         self.order = torch.Generator().manual_seed(seed)
         # Files are often sorted by class: shuffle, so that these batches are mixed as those of the training are.
         shuffled = train[torch.randperm(len(train), generator=torch.Generator().manual_seed(0))]
@@ -118,8 +124,13 @@ class Training:
             self.random = _random_state(self.config.device)
         self.schedule.step()
         self.curves.train_loss.append(loss)
-        if self.validation is not None:
+        if self.validation is not None or self.watched is not None:
             self.prepare_evaluation()
+        if self.watched is not None:
+            tested = score(self.model, self.watched)
+            self.curves.test_loss.append(tested.loss)
+            self.curves.test_accuracy.append(tested.value)
+        if self.validation is not None:
             validated = score(self.model, self.validation, self.objective)
             self.curves.validation_loss.append(validated.loss)
             if not self.objective.is_regression:
