@@ -268,9 +268,7 @@ class RunRecord:
 
     def paired(self, other: RunRecord) -> tuple[list[float], list[float]]:
         """Return the values of what both records have; a fold has its mean over seeds, which share its graphs."""
-        ours, theirs = (
-            {result.run(record.seed): result.value for result in record.results} for record in (self, other)
-        )
+        ours, theirs = ({one.run(record.seed): one.value for one in record.results} for record in (self, other))
         runs: dict[int, list[tuple[int, int]]] = {}
         for run in sorted(ours.keys() & theirs.keys()):
             runs.setdefault(run[0], []).append(run)
@@ -372,9 +370,7 @@ def _as_old_result(result: Result) -> dict[str, Json]:
     if isinstance(result, EpisodeResult):
         found |= {"right_by_episode": " ".join(map(str, found.pop("right"))), "count": len(result.right)}
     if isinstance(result, SplitResult):
-        found["grid"] = [
-            {"chosen": trial.settings, "value": trial.value, "loss": trial.loss} for trial in result.trials
-        ]
+        found["grid"] = [{"chosen": one.settings, "value": one.value, "loss": one.loss} for one in result.trials]
         found.pop("trials")
     return found
 
@@ -401,5 +397,4 @@ def _is_close(found: Json, derived: Json) -> bool:
         return pairs is not None and all(_is_close(one, other) for one, other in pairs)
     if derived is None or isinstance(derived, int):
         return type(found) is type(derived) and found == derived
-    is_number = isinstance(found, int | float) and not isinstance(found, bool) and math.isfinite(found)
-    return is_number and math.isclose(found, derived, rel_tol=1e-9, abs_tol=1e-9)
+    return type(found) in (int, float) and math.isclose(found, derived, rel_tol=1e-9, abs_tol=1e-9)

@@ -252,6 +252,19 @@ class GraphConfig:
             return self.first_order_grid or self.grid
         return self.plain_grid or self.grid if method.norm.parameter in (None, "iterations") else self.grid
 
+    @property
+    def training_seed(self) -> int:
+        """The seed of trainings: that of the folds unless another is given."""
+        return self.seed if self.training.seed is None else self.training.seed
+
+    def fold_seed(self, fold: int) -> int:
+        """Return the seed of all trainings on a fold, the same for all methods."""
+        return 1000 * self.training_seed + fold
+
+    def with_training_seed(self, seed: int) -> GraphConfig:
+        """Return the settings with a seed of trainings; that of the folds is left out, to find stored units."""
+        return replace(self, training=replace(self.training, seed=None if seed == self.seed else seed))
+
     def points(self) -> Iterator[Point]:
         """Iterate over the grid, in a fixed order."""
         grid = {name: getattr(self.own_grid, name) for name in grid_names(self.model.method)}

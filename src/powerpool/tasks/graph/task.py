@@ -149,7 +149,7 @@ class GraphTask(Task[GraphConfig, GraphSet, GraphFit, GraphModel]):
         points = list(config.points())
         point = points[unit.point]
         training = Training(
-            point.model, point.training, data, fold.train, fold.validation, seed=_seed(config, unit.chain)
+            point.model, point.training, data, fold.train, fold.validation, seed=config.fold_seed(unit.chain)
         )
         epochs = config.training.epochs
 
@@ -219,7 +219,7 @@ class GraphTask(Task[GraphConfig, GraphSet, GraphFit, GraphModel]):
             data,
             fold.train_and_validation,
             watched=fold.test if watched else None,
-            seed=_seed(config, chain),
+            seed=config.fold_seed(chain),
         )
         _run(training, epochs, checkpoint, lambda training: watch("epochs of retraining", training.epoch, epochs))
         if training.epoch < epochs:
@@ -259,7 +259,7 @@ class GraphTask(Task[GraphConfig, GraphSet, GraphFit, GraphModel]):
                 test_loss=score.loss,
                 seconds=sum(fit.seconds for fit in fits) + model.seconds,
                 fold=chain,
-                seed=_training_seed(config),
+                seed=config.training_seed,
                 chosen=best.point.values,
                 epoch=best.epoch if protocol == "validation-only" else len(model.curves.train_loss),
                 validation=best.score,
@@ -331,7 +331,8 @@ class GraphTask(Task[GraphConfig, GraphSet, GraphFit, GraphModel]):
             folds = options.fold_subset or list(range(recipe.folds))
             for fold in folds:
                 make_fold(recipe, graphs, fold)
-            first, *others = options.seeds or [_training_seed(recipe)]
+            first, *others = options.seeds or [recipe.training_seed]
+            searched: dict[str, Json] = {"search_seed": first}
             for method in options.methods:
                 # A recipe serves all methods: its settings are for those that have them.
                 unused = {
@@ -340,7 +341,7 @@ class GraphTask(Task[GraphConfig, GraphSet, GraphFit, GraphModel]):
                 model = replace(recipe.model, method=method, **{name: getattr(ModelConfig, name) for name in unused})
                 config = self.prepare(replace(recipe, model=model))
                 row = Row(
-                    (_with_seed(config, first),) * len(folds),
+                    (config.with_training_seed(first),) * len(folds),
                     graphs,
                     tuple(options.protocols),
                     self.method(config),
@@ -349,13 +350,8 @@ class GraphTask(Task[GraphConfig, GraphSet, GraphFit, GraphModel]):
                 )
                 rows.append(row)
                 for seed in others:
-                    settings: dict[str, Json] = {"search_seed": first}
-                    configs = (_with_seed(config, seed),) * len(folds)
-                    rows.append(
-                        replace(
-                            row, configs=configs, source=row, start_from=_use_choice, extends=True, settings=settings
-                        )
-                    )
+                    own = replace(row, source=row, start_from=_use_choice, extends=True, settings=searched)
+                    rows.append(replace(own, configs=(config.with_training_seed(seed),) * len(folds)))
         return rows
 
     def describe(self, config: GraphConfig, data: GraphSet, protocol: str, result: Any) -> str:
@@ -368,20 +364,6 @@ class GraphTask(Task[GraphConfig, GraphSet, GraphFit, GraphModel]):
 
 
 TASK = GraphTask()
-
-
-def _training_seed(config: GraphConfig) -> int:
-    return config.seed if config.training.seed is None else config.training.seed
-
-
-def _seed(config: GraphConfig, fold: int) -> int:
-    """Return the seed of all trainings on a fold, the same for all methods."""
-    return 1000 * _training_seed(config) + fold
-
-
-def _with_seed(config: GraphConfig, seed: int) -> GraphConfig:
-    """Return the settings with a seed of trainings; that of the folds is left out, so that stored units are found."""
-    return replace(config, training=replace(config.training, seed=None if seed == config.seed else seed))
 
 
 def _use_choice(config: GraphConfig, result: Path) -> GraphConfig:
