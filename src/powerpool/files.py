@@ -8,17 +8,23 @@ import errno
 import io
 import json
 import os
+import pickle
+import pickletools
 import re
 import stat
 import tempfile
 import time
+import warnings
+import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from filelock import FileLock, Timeout
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from powerpool.errors import DiskError, LockedError, PowerPoolError, RecordError
+from powerpool.errors import DiskError, LockedError, PowerPoolError, RecordError, shown
 
 DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 """Errors of the disk itself: another folder on the same disk would not help."""
@@ -33,6 +39,11 @@ PART = ".part-"
 """Prefix of the temporary file that an atomic write fills."""
 PART_SECONDS = 3600.0
 """Age at which a temporary file is considered abandoned."""
+ZIP = b"PK\3\4"
+NAMES_IN_PICKLES = re.compile(
+    r"collections OrderedDict|torch\._utils _rebuild_(tensor_v2|parameter)|torch (?!Typed|Untyped)\w+Storage"
+)
+"""Module and name of what the pickle of tensors and plain values refers to."""
 
 
 @contextlib.contextmanager
@@ -186,6 +197,68 @@ def read_json(path: str | Path, limit: int = LARGEST) -> Any:
         raise RecordError(f"{path} is not JSON: it is not text in UTF-8.") from error
     except (ValueError, RecursionError) as error:  # numbers with thousands of digits, deep nesting
         raise RecordError(f"{path} is not valid JSON: {error}.") from error
+
+
+def read_tensors(path: str | Path, limit: int, what: str) -> Any:
+    """Return what ``torch.save`` wrote, on the CPU; anything but tensors, plain values and safe classes is refused."""
+    if Path(path).is_file():  # if not, read_bytes names the reason
+        # Before the whole file is read, look at both ends: torch goes by the first bytes, and zipfile by the last.
+        with Path(path).open("rb") as file:
+            first = file.read(len(ZIP))
+        if first != ZIP or not zipfile.is_zipfile(path):
+            raise RecordError(f"{path} is not a {what}: it is not a zip of tensors and plain values.")
+    content = io.BytesIO(read_bytes(path, limit))
+    try:
+        _refuse_bomb(content)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about foreign pickles, which are refused anyway
+            with _WithinStorages():
+                return torch.load(content, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise RecordError(
+            f"{path} was not loaded: it is damaged, or contains Python objects other than tensors and plain values."
+        ) from error
+    except Exception as error:  # a damaged pickle fails anywhere: IndexError, OSError, ...
+        reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
+        raise RecordError(f"{path} is not a {what}, or is damaged: {reason}.") from error
+
+
+def _refuse_bomb(content: io.BytesIO) -> None:
+    """Refuse a file that would fill memory: compressed records, or a pickle with anything but tensors and plain values.
+
+    ``weights_only=True`` would call ``bytearray``, ``torch.Tensor`` and ``torch.UntypedStorage`` with any size.
+    """
+    with zipfile.ZipFile(content) as archive:
+        size = sum(record.file_size for record in archive.infolist())
+        if size > content.getbuffer().nbytes:
+            raise ValueError(f"its records have {size:,} bytes, more than the file")
+        for record in archive.infolist():
+            if record.filename.lower().endswith("data.pkl"):
+                _require_known_names(archive.read(record))
+    content.seek(0)
+
+
+def _require_known_names(data: bytes) -> None:
+    kinds = torch.serialization.get_safe_globals()
+    safe = {f"{kind.__module__} {kind.__qualname__}" for kind in kinds if not isinstance(kind, tuple)}
+    for operation, argument, _ in pickletools.genops(data):
+        if operation.name not in ("GLOBAL", "INST", "STACK_GLOBAL"):
+            continue
+        if argument not in safe and not NAMES_IN_PICKLES.fullmatch(str(argument)):
+            what = shown(argument or operation.name)
+            raise ValueError(f"its pickle names {what}, which tensors and plain values do not need")
+
+
+class _WithinStorages(TorchDispatchMode):
+    """Refuse a tensor that is larger than its storage, which torch would enlarge."""
+
+    def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if operator is torch.ops.aten.set_.source_Storage_storage_offset:
+            tensor, storage, offset, sizes, *strides = args  # without strides if there is one element
+            last = offset + sum((size - 1) * stride for size, stride in zip(sizes, *strides, strict=True))
+            if 0 not in sizes and (last + 1) * tensor.element_size() > storage.nbytes():
+                raise ValueError(f"a tensor of {' x '.join(map(str, sizes))} is larger than its storage")
+        return operator(*args, **(kwargs or {}))
 
 
 def _umask() -> int:

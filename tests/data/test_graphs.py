@@ -136,7 +136,7 @@ class TestGraphSet:
     def test_other_devices(self, tiny: GraphSet) -> None:
         moved = tiny.to("meta")
         assert {moved.columns.device.type, moved.targets.device.type, moved.edge_index.device.type} == {"meta"}
-        assert {tensor.device.type for tensor in tiny[[0]].to("meta")} == {"meta"}
+        assert {tensor.device.type for tensor in tiny[[0]].to("meta")[:5]} == {"meta"}
 
     def test_graphs_of_pyg_do_not_share_memory(self, tiny: GraphSet) -> None:
         for graph in tiny.to_pyg():

@@ -50,6 +50,18 @@ def texts(graphs: list[Graph], node_labels: bool = True) -> dict[str, str]:
     return {kind: "".join(f"{line}\n" for line in found) for kind, found in content.items()}
 
 
+def with_attributes(graphs: list[Graph]) -> dict[str, str]:
+    """Return the content of each file, with attributes of nodes, and labels and attributes of edges."""
+    content = texts(graphs)
+    lines = content["A"].splitlines()
+    content["node_attributes"] = "".join(
+        f"{number / 4}, {-number}e-1\n" for number in range(len(content["node_labels"].split()))
+    )
+    content["edge_labels"] = "".join(f"{sum(map(int, line.split(','))) % 3}\n" for line in lines)
+    content["edge_attributes"] = "".join(f"{number}.5\n" for number in range(len(lines)))
+    return content
+
+
 def write_folder(folder: Path, content: dict[str, str], name: str = "TINY") -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     for kind, text in content.items():

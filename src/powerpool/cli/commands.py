@@ -50,7 +50,7 @@ def train(options: Any) -> None:
             data=task.identity(data).name,
             method=task.method(config),
             protocol=protocol,
-            metric=task.metric,
+            metric=task.metric_of(data),
             results=(result,),
             config=task.settings(config, data),
             seed=config.seed,

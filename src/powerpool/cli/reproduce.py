@@ -157,7 +157,7 @@ def _make_record(task: AnyTask, row: AnyRow, protocol: str, answers: Sequence[An
         data=row.data_name,
         method=row.method,
         protocol=protocol,
-        metric=task.metric,
+        metric=task.metric_of(row.data),
         results=results,
         config={
             **task.settings(task.with_protocol(first, protocol), row.data),

@@ -3,23 +3,34 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from powerpool.checks import values_are_checked
-from powerpool.data.store import DataError, Limits, MissingDataError, join_some, require_package
-from powerpool.data.tu_format import EDGES, TuFiles, TuTables, locate, read_tables
+from powerpool.data.graph_tables import (
+    EDGES,
+    FEATURES,
+    GraphSource,
+    NodeFeatures,
+    encode,
+    encode_classes,
+    one_hot,
+    read_tables,
+)
+from powerpool.data.pyg_format import PygColumns, is_pyg, open_pyg
+from powerpool.data.store import Limits, require_package
+from powerpool.data.tu_format import GRAPHS, TuFiles, locate
 from powerpool.errors import ArgumentError, DTypeError, ShapeError, require_choice
 
 if TYPE_CHECKING:
     from torch_geometric.data import Data
 
-FEATURES = ("auto", "labels", "degree", "constant")
+__all__ = ["GraphBatch", "GraphIndexError", "GraphSet", "NodeFeatures", "load_graphs"]
 
 
 class GraphIndexError(ArgumentError, IndexError):
@@ -34,6 +45,7 @@ class GraphBatch(NamedTuple):
     batch: Tensor  # shape: (nodes,), graph of each node, ascending
     y: Tensor  # shape: (graphs,)
     ptr: Tensor  # shape: (graphs + 1,), first node of each graph
+    edge_attr: Tensor | None = None  # shape: (edges, edge channels)
 
     @property
     def num_graphs(self) -> int:
@@ -57,33 +69,8 @@ class GraphBatch(NamedTuple):
 
     def to(self, device: torch.device | str) -> GraphBatch:
         """Return the batch on another device."""
-        return GraphBatch(*(tensor.to(device) for tensor in self))
-
-
-@dataclass(frozen=True)
-class NodeFeatures:
-    """The meaning of the columns of one-hot node features.
-
-    To use a model on another data set, encode that in the same way:
-    ``load_graphs(other, features=trained.features)``.
-    """
-
-    kind: str
-    """``"labels"``, ``"degree"`` or ``"constant"``."""
-    values: tuple[int, ...]
-    """The node label or degree of each column, ascending; the last degree also stands for all higher ones."""
-
-    def __post_init__(self) -> None:
-        require_choice(self.kind, FEATURES[1:], "kind of node features")
-        if not self.values or list(self.values) != sorted(set(self.values)):
-            raise ArgumentError(f"values must be ascending and not empty (got {self.values}).")
-        if self.kind == "degree" and self.values != tuple(range(len(self.values))):
-            raise ArgumentError(f"values of degree features must be 0, 1, 2, ... (got {self.values}).")
-
-    @property
-    def channels(self) -> int:
-        """The number of columns."""
-        return len(self.values)
+        moved = {name: value.to(device) for name, value in self._asdict().items() if value is not None}
+        return GraphBatch(**moved)
 
 
 @dataclass(frozen=True, eq=False, repr=False)  # tensors have no single truth value
@@ -108,23 +95,31 @@ class GraphSet:
     source: str
     """The folder or zip that was read."""
     features: NodeFeatures
-    columns: Tensor  # shape: (nodes,), the column of the node features that is 1
+    columns: Tensor  # shape: (nodes,) or (nodes, labels), the columns of the node features that are 1
     node_ptr: Tensor  # shape: (graphs + 1,), first node of each graph
     edge_index: Tensor  # shape: (2, edges), numbered across graphs; sorted by target, then source
     edge_ptr: Tensor  # shape: (graphs + 1,), first edge of each graph
-    targets: Tensor  # shape: (graphs,), class of each graph; -1 if unknown
+    targets: Tensor  # shape: (graphs,), class of each graph, -1 if unknown; float32 for regression
     classes: tuple[int, ...]
-    """The label of each class in the file."""
+    """The label of each class in the file; empty for regression."""
     dropped: int = 0
     """The number of repeated edges and self-loops in the file, which are removed, as in PyTorch Geometric."""
+    attributes: Tensor | None = None  # shape: (nodes, attributes)
+    edge_features: NodeFeatures | None = None
+    """The meaning of the columns of edge features, if there are any."""
+    edge_attr: Tensor | None = None  # shape: (edges, edge channels)
+    ignored: tuple[str, ...] = ()
+    """What the files contain beside what is used, such as edge labels."""
 
     def __len__(self) -> int:
         return len(self.targets)
 
     def __repr__(self) -> str:
+        edges = f", edge features from {self.edge_features.kind} ({self.edge_channels})" if self.edge_features else ""
         return (
             f"GraphSet({self.name!r}, {len(self)} graphs, {self.num_nodes} nodes, {self.num_edges} edges, "
-            f"{len(self.classes)} classes, features from {self.features.kind} ({self.channels}))"
+            f"{'regression' if self.is_regression else f'{len(self.classes)} classes'}, "
+            f"features from {self.features.kind} ({self.channels}){edges})"
         )
 
     @property
@@ -143,11 +138,22 @@ class GraphSet:
         return self.features.channels
 
     @property
+    def edge_channels(self) -> int:
+        """The number of channels of the edge features."""
+        return self.edge_features.channels if self.edge_features else 0
+
+    @property
+    def is_regression(self) -> bool:
+        """Whether targets are numbers, not classes."""
+        return self.targets.is_floating_point()
+
+    @property
     def digest(self) -> str:
         """A digest of the nodes, edges, features and classes."""
         found = hashlib.blake2b(f"{self.features} {self.classes}".encode(), digest_size=8)
-        for column in (self.columns, self.node_ptr, self.edge_index, self.targets):
-            found.update(column.cpu().numpy().tobytes())
+        for column in (self.columns, self.node_ptr, self.edge_index, self.targets, self.attributes, self.edge_attr):
+            if column is not None:
+                found.update(column.cpu().numpy().tobytes())
         return found.hexdigest()
 
     @property
@@ -163,17 +169,51 @@ class GraphSet:
         # brackets takes up to four times as long for integers.
         moved = nodes.ptr[:-1] - self.node_ptr.index_select(0, chosen)
         return GraphBatch(
-            x=self._one_hot(self.columns.index_select(0, nodes.rows)),
+            x=self._features(nodes.rows),
             edge_index=self.edge_index.index_select(1, edges.rows).add_(moved.index_select(0, edges.owner)),
             batch=nodes.owner,
             y=self.targets.index_select(0, chosen),
             ptr=nodes.ptr,
+            edge_attr=None if self.edge_attr is None else self.edge_attr.index_select(0, edges.rows),
         )
 
     def to(self, device: torch.device | str) -> GraphSet:
         """Return the data set on another device, where batches are then created."""
-        names = ("columns", "node_ptr", "edge_index", "edge_ptr", "targets")
-        return replace(self, **{name: getattr(self, name).to(device) for name in names})
+        moved: dict[str, Any] = {
+            name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)
+        }
+        return replace(self, **moved)
+
+    @classmethod
+    def from_pyg(
+        cls,
+        graphs: Iterable[Data],
+        name: str = "graphs",
+        *,
+        features: str | NodeFeatures = "auto",
+        degree_cap: int = 500,
+        edges: str = "undirected",
+        labelled: bool = True,
+        classes: Sequence[int] | None = None,
+        edge_features: bool | NodeFeatures = False,
+    ) -> GraphSet:
+        """Return graphs of PyTorch Geometric: a list of ``Data``, or a data set such as an ``InMemoryDataset``.
+
+        Floating-point ``x`` and ``edge_attr`` are attributes, integers are labels, and without ``x`` nodes have their
+        degree. Integer ``y`` are classes, floating-point ``y`` are targets of a regression.
+
+        Args:
+            graphs: in any order; each has ``edge_index``, and ``x`` or ``num_nodes``.
+            name: of the data set.
+            features, degree_cap, edges, labelled, classes, edge_features: see :func:`load_graphs`.
+
+        Example:
+            >>> again = GraphSet.from_pyg(load_graphs("MUTAG").to_pyg(), "MUTAG")
+            >>> again
+            GraphSet('MUTAG', 188 graphs, 3371 nodes, 7442 edges, 2 classes, features from attributes (7))
+        """
+        source = PygColumns.of(graphs, name)
+        return _build(source, name, features, degree_cap, edges, labelled, classes, edge_features)
 
     def to_pyg(self) -> list[Data]:
         """Return a list of ``torch_geometric.data.Data``, for the loaders and transforms of PyTorch Geometric."""
@@ -181,21 +221,26 @@ class GraphSet:
         from torch_geometric.data import Data
 
         moved = self.edge_index - self.node_ptr[self.graph[self.edge_index[1]]]
-        parts = zip(
-            self._one_hot(self.columns).split(self.node_ptr.diff().tolist()),
-            moved.split(self.edge_ptr.diff().tolist(), dim=1),
-            self.targets.split(1),
-            strict=True,
-        )
+        nodes, edges = self.node_ptr.diff().tolist(), self.edge_ptr.diff().tolist()
+        parts = {
+            "x": self._features(None).split(nodes),
+            "edge_index": moved.split(edges, dim=1),
+            "y": self.targets.split(1),
+        }
+        if self.edge_attr is not None:
+            parts["edge_attr"] = self.edge_attr.split(edges)
         # Copies: pickling one view would pickle the tensors of the whole data set.
         return [
-            Data(x=x.clone(), edge_index=edges.clone(memory_format=torch.contiguous_format), y=y.clone())
-            for x, edges, y in parts
+            Data(**{name: part.clone(memory_format=torch.contiguous_format) for name, part in row.items()})
+            for row in (dict(zip(parts, row, strict=True)) for row in zip(*parts.values(), strict=True))
         ]
 
-    def _one_hot(self, columns: Tensor) -> Tensor:  # shape: (nodes,) -> (nodes, channels)
-        x = torch.zeros(len(columns), self.channels, device=columns.device)
-        return x.scatter_(1, columns[:, None], 1.0)
+    def _features(self, rows: Tensor | None) -> Tensor:  # shape: (rows,) -> (rows, channels)
+        columns, attributes = self.columns, self.attributes
+        if rows is not None:
+            columns = columns.index_select(0, rows)
+            attributes = None if attributes is None else attributes.index_select(0, rows)
+        return one_hot(columns, len(self.features.values), attributes)
 
     def _numbers(self, index: Tensor | Sequence[int] | slice | int) -> Tensor:  # shape: (chosen,)
         if isinstance(index, slice):
@@ -230,21 +275,24 @@ def load_graphs(
     edges: str = "undirected",
     labelled: bool = True,
     classes: Sequence[int] | None = None,
+    edge_features: bool | NodeFeatures = False,
     download: bool = False,
     limits: Limits | None = None,
 ) -> GraphSet:
-    """Read and validate a graph data set in the format of the TU collection.
+    """Read and validate a graph data set in the format of the TU collection, or a saved one of PyTorch Geometric.
 
     Args:
-        name: MUTAG, PTC_MR, PROTEINS, NCI1, COLLAB, REDDIT-BINARY, REDDIT-MULTI-5K, IMDB-BINARY or IMDB-MULTI; or the
-            path of a folder or zip with files in TU format (``NAME_A.txt`` and so on, for any NAME).
+        name: MUTAG, PTC_MR, PROTEINS, NCI1, COLLAB, REDDIT-BINARY, REDDIT-MULTI-5K, IMDB-BINARY or IMDB-MULTI; the path
+            of a folder or zip with files in TU format (``NAME_A.txt`` and so on, for any NAME); the path of a file
+            ``*.pt`` with a list of ``Data``, or that ``InMemoryDataset.save`` has written, see
+            :meth:`GraphSet.from_pyg`; or a graph property data set of OGB, such as ogbg-molhiv, if ogb is installed.
         root: a folder with ``NAME.zip``, ``NAME/`` or ``NAME/raw/``, directly or in a subfolder ``graphs``; by default
             that of the environment variable POWERPOOL_DATA. Then the cache is searched (``~/.cache/powerpool/graphs``);
             MUTAG also comes with the package grakel.
-        features: one-hot ``"labels"`` of nodes, one-hot ``"degree"``, or ``"constant"``, a single 1. ``"auto"`` means
-            labels if there are any; else constant for the REDDIT data sets, as in the GIN paper, and degree for all
-            others. Pass the ``features`` of another data set to use the same columns. Node attributes and edge labels
-            are not read.
+        features: one-hot ``"labels"`` of nodes, ``"attributes"``, ``"labels+attributes"``, one-hot ``"degree"``, or
+            ``"constant"``, a single 1. ``"auto"`` means labels and attributes if there are any, but labels only for the
+            data sets above, as in the GIN paper; else constant for the REDDIT data sets, and degree for all others.
+            Pass the ``features`` of another data set to use the same columns.
         degree_cap: the highest degree with its own column, which also stands for all higher degrees. The default is
             well above the degrees of the IMDB data sets (at most 135), and limits the width for graphs with hubs.
         edges: TU files list each edge in both directions, and a missing reverse edge usually means a damaged file:
@@ -252,6 +300,8 @@ def load_graphs(
         labelled: False for graphs of unknown class: ``NAME_graph_labels.txt`` is not read, and all targets are -1.
         classes: the label of each class, for instance the ``classes`` of another data set; by default all labels in the
             file, ascending.
+        edge_features: whether edge labels (one-hot) and edge attributes are read; or the ``edge_features`` of another
+            data set, to use the same columns.
         download: whether a data set that is not found may be downloaded into the cache.
         limits: maximum sizes of files and zips.
 
@@ -262,90 +312,66 @@ def load_graphs(
         >>> graphs[:2].x.sum(0)  # nodes of the first two graphs by degree
         tensor([ 0.,  4., 16., 10.,  0.])
     """
+    limits = limits or Limits()
+    options = (features, degree_cap, edges, labelled, classes, edge_features)
+    if is_pyg(name):
+        source, path = open_pyg(name, root, download, limits)
+        return _build(source, path, *options)
+    path, known_name = locate(name, root, download, limits)
+    with TuFiles.open(path, known_name, limits) as files:
+        return _build(files, path, *options)
+
+
+def _build(
+    source: GraphSource,
+    path: str | Path,
+    features: str | NodeFeatures,
+    degree_cap: int,
+    edges: str,
+    labelled: bool,
+    classes: Sequence[int] | None,
+    edge_features: bool | NodeFeatures,
+) -> GraphSet:
     require_choice(edges, EDGES, "choice of edges")
     if degree_cap < 1:
         raise ArgumentError(f"degree_cap must be at least 1 (got {degree_cap}).")
-    limits = limits or Limits()
-    path, known_name = locate(name, root, download, limits)
-    with TuFiles.open(path, known_name, limits) as files:
-        tables = read_tables(files, edges, labelled)
-        if not isinstance(features, NodeFeatures):
-            require_choice(features, FEATURES, "kind of node features")
-            features = _choose_features(files, tables, features, degree_cap)
-        columns = _columns(files, tables, features)
-        targets, known_classes = _targets(files, tables, classes)
+    if not isinstance(features, NodeFeatures):
+        require_choice(features, FEATURES, "kind of node features")
+        features = _choose(source) if features == "auto" else features
+    edge_kinds = source.available("edge")
+    wanted = edge_features if isinstance(edge_features, NodeFeatures) else "+".join(edge_kinds if edge_features else [])
+    tables = read_tables(source, edges, labelled)
+    nodes = encode(source, tables, "node", features, degree_cap)
+    encoded = encode(source, tables, "edge", wanted) if wanted else None
+    targets, known_classes = encode_classes(source, tables, classes)
+    ignored = [f"node {kind}" for kind in source.available("node") if not nodes.features.uses(kind)]
+    ignored += [f"edge {kind}" for kind in edge_kinds if not encoded or not encoded.features.uses(kind)]
+    if not targets.is_floating_point() and "graph_attributes" in source:
+        ignored.append("graph attributes")
     return GraphSet(
-        name=files.name,
+        name=source.name,
         source=str(path),
-        features=features,
-        columns=columns,
+        features=nodes.features,
+        columns=nodes.columns,
         node_ptr=tables.node_ptr,
         edge_index=tables.edge_index,
         edge_ptr=tables.edge_ptr,
         targets=targets,
         classes=known_classes,
         dropped=tables.dropped,
+        attributes=nodes.attributes,
+        edge_features=encoded.features if encoded else None,
+        edge_attr=one_hot(encoded.columns, len(encoded.features.values), encoded.attributes) if encoded else None,
+        ignored=(*ignored, *source.other),
     )
 
 
-# ---- node features and classes ---------------------------------------------------------------------------------------
-
-
-def _choose_features(files: TuFiles, tables: TuTables, kind: str, degree_cap: int) -> NodeFeatures:
-    if kind == "auto":
-        without_labels = "constant" if files.name.startswith("REDDIT") else "degree"
-        kind = without_labels if tables.node_labels is None else "labels"
-    if kind == "labels":
-        return NodeFeatures(kind, tuple(_node_labels(files, tables).unique().tolist()))
-    if kind == "degree":
-        return NodeFeatures(kind, tuple(range(min(int(_degree(tables).max()), degree_cap) + 1)))
-    return NodeFeatures(kind, (1,))
-
-
-def _columns(files: TuFiles, tables: TuTables, features: NodeFeatures) -> Tensor:  # shape: (nodes,)
-    """Return the feature column of each node."""
-    if features.kind == "constant":
-        return torch.zeros_like(_degree(tables))
-    if features.kind == "degree":
-        return _degree(tables).clamp(max=features.channels - 1)
-    return _positions(_node_labels(files, tables), features.values, files.label("node_labels"), "node label")
-
-
-def _targets(files: TuFiles, tables: TuTables, classes: Sequence[int] | None) -> tuple[Tensor, tuple[int, ...]]:
-    """Return the class of each graph, and the label of each class."""
-    if classes is not None and len(set(classes)) != len(classes):
-        raise ArgumentError(f"classes must not repeat a label (got {list(classes)}).")
-    labels = tables.graph_labels
-    if labels is None:
-        return torch.full((len(tables.node_ptr) - 1,), -1), tuple(classes or ())
-    known = tuple(classes or labels.unique().tolist())
-    return _positions(labels, known, files.label("graph_labels"), "class"), known
-
-
-def _positions(labels: Tensor, values: Sequence[int], file: str, what: str) -> Tensor:
-    """Return the index of each label in ``values``."""
-    ascending, order = torch.tensor(values).sort()
-    position = torch.searchsorted(ascending, labels).clamp(max=len(values) - 1)
-    unknown = ascending[position] != labels
-    if bool(unknown.any()):
-        line = int(unknown.int().argmax())
-        listed = join_some(map(str, values), 20)
-        raise DataError(f"{file}, line {line + 1}: unknown {what} {int(labels[line])}, expected one of {listed}.")
-    return order[position]
-
-
-def _node_labels(files: TuFiles, tables: TuTables) -> Tensor:  # shape: (nodes,)
-    if tables.node_labels is None:
-        raise MissingDataError(
-            f"{files.label('node_labels')} is missing, which features='labels' needs. Use features='degree' or "
-            "features='constant'."
-        )
-    return tables.node_labels
-
-
-def _degree(tables: TuTables) -> Tensor:  # shape: (nodes,)
-    """Return the number of edges that end in each node."""
-    return torch.bincount(tables.edge_index[1], minlength=int(tables.node_ptr[-1]))
+def _choose(source: GraphSource) -> str:
+    """Return the kind of node features of a data set."""
+    kinds = source.available("node")
+    if source.name in GRAPHS and "labels" in kinds:
+        return "labels"
+    return "+".join(kinds) or ("constant" if source.name.startswith("REDDIT") else "degree")
 
 
 # ---- batches ---------------------------------------------------------------------------------------------------------

@@ -1,11 +1,12 @@
 """Graph data sets in the text format of the TU collection: finding, downloading, and reading them as tensors.
 
-A data set ``NAME`` consists of files with one or two integers per line, counted from 1:
+A data set ``NAME`` consists of files with one row of comma-separated numbers per line; nodes and graphs count from 1:
 
 - ``NAME_A.txt``: one edge per line, ``source, target``, as node numbers;
 - ``NAME_graph_indicator.txt``: the graph of each node;
-- ``NAME_graph_labels.txt``: the class of each graph;
-- ``NAME_node_labels.txt``: the label of each node; optional.
+- ``NAME_graph_labels.txt``: the class of each graph; or ``NAME_graph_attributes.txt``, a target for regression;
+- optional: ``NAME_node_labels.txt``, ``NAME_node_attributes.txt``, and for each line of ``NAME_A.txt``
+  ``NAME_edge_labels.txt`` and ``NAME_edge_attributes.txt``. Labels are integers, attributes any numbers.
 
 Nothing is unpacked or cached: a damaged or replaced file cannot leave a result behind.
 """
@@ -29,6 +30,7 @@ import torch
 from torch import Tensor
 
 from powerpool.data.archives import open_zip
+from powerpool.data.graph_tables import GraphSource, read_tables
 from powerpool.data.store import (
     DataError,
     Limits,
@@ -46,7 +48,6 @@ from powerpool.data.store import (
 from powerpool.errors import RecordError, UnknownNameError, did_you_mean, shorten
 from powerpool.files import atomic
 
-EDGES = ("undirected", "symmetrise", "directed")
 GRAPHS = {
     "MUTAG": 188,
     "PTC_MR": 344,
@@ -140,7 +141,7 @@ def _mutag_of_grakel() -> Path | None:
 
 
 @dataclass(frozen=True)
-class TuFiles:
+class TuFiles(GraphSource):
     """The text files of one data set, in a folder or in a zip; ``name`` is the prefix of their names."""
 
     path: Path
@@ -172,9 +173,13 @@ class TuFiles:
     def __contains__(self, kind: str) -> bool:
         return self.file_name(kind) in self.files
 
-    def read(self, kind: str, columns: int = 1) -> Tensor:  # shape: (lines, columns)
-        """Return the integers of a required file."""
-        label = self.label(kind)
+    def where(self, kind: str, row: int) -> str:
+        """Return the file and the line of a row."""
+        return f"{self.label(kind)}, line {row + 1}"
+
+    def read(self, kind: str, columns: int | None = 1) -> Tensor:  # shape: (lines, columns)
+        """Return the numbers of a required file."""
+        label, is_integer = self.label(kind), not kind.endswith("_attributes")
         if kind not in self:
             raise MissingDataError(
                 f"{label} is missing. A graph data set in TU format needs {self.file_name('A')}, "
@@ -186,12 +191,12 @@ class TuFiles:
         try:
             # Latin-1 decodes any bytes: text that is not ASCII then fails as a number, with its line.
             with file.open(encoding="latin-1") as stream:
-                return parse_integers(stream, columns)
+                return parse_numbers(stream, columns, is_integer)
         except OSError as error:
             raise DataError(f"Cannot read {label}: {error.strerror or error}.") from error
         except (ValueError, Warning) as error:
             with file.open(encoding="latin-1") as stream:
-                raise _describe_damage(stream, label, columns) from error
+                raise _describe_damage(stream, label, columns, is_integer) from error
 
 
 def _only_name(path: Path, files: Iterable[str]) -> str:
@@ -204,118 +209,45 @@ def _only_name(path: Path, files: Iterable[str]) -> str:
     return found[0]
 
 
-def parse_integers(stream: IO[str], columns: int = 1) -> Tensor:  # shape: (lines, columns)
-    """Parse lines of comma-separated integers; empty lines are skipped.
+def parse_numbers(
+    stream: IO[str], columns: int | None = 1, is_integer: bool = True
+) -> Tensor:  # shape: (lines, columns)
+    """Parse lines of comma-separated integers, or of any numbers as float64; empty lines are skipped.
 
     Example:
         >>> import io
-        >>> parse_integers(io.StringIO("1, 2\\n2, 1\\n"), columns=2).tolist()
+        >>> parse_numbers(io.StringIO("1, 2\\n2, 1\\n"), columns=2).tolist()
         [[1, 2], [2, 1]]
     """
     numpy = require_package("numpy", "Reading graph data sets", "graph")
+    dtype = numpy.int64 if is_integer else numpy.float64
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # numpy warns of an empty file, and of decimals where it still accepts them
-        numbers = numpy.loadtxt(stream, dtype=numpy.int64, delimiter=",", comments=None, ndmin=2)
-    if numbers.shape[1] != columns:
+        numbers = numpy.loadtxt(stream, dtype=dtype, delimiter=",", comments=None, ndmin=2)
+    if columns is not None and numbers.shape[1] != columns:
         raise ValueError(f"{numbers.shape[1]} columns")
     return torch.from_numpy(numbers)
 
 
-def _describe_damage(stream: IO[str], label: str, columns: int) -> DataError:
+def _describe_damage(stream: IO[str], label: str, columns: int | None, is_integer: bool) -> DataError:
     """Find the line that could not be parsed."""
-    wanted = "one integer" if columns == 1 else f"{columns} integers separated by commas"
-    line_format = re.compile(r"\s*,".join([r"\s*[-+]?\d{1,18}"] * columns), re.ASCII)
+    what = "integer" if is_integer else "number"
+    is_valid = re.compile(r"\s*[-+]?\d{1,18}\s*", re.ASCII).fullmatch if is_integer else _is_number
+    wanted = f"one {what}" if columns == 1 else f"{columns or 'as many'} {what}s separated by commas"
     for number, line in enumerate(stream, start=1):
         text = line.rstrip("\r\n")
-        if text and not line_format.fullmatch(text.rstrip()):
+        if not text:
+            continue
+        parts = text.split(",")
+        columns = columns or len(parts)
+        if len(parts) != columns or not all(is_valid(part) for part in parts):
             return DataError(f"{label}, line {number}: expected {wanted} (got {shorten(text, 40)!r}).")
     return DataError(f"{label} is empty: expected {wanted} per line. Copy or download the data set again.")
 
 
-# ---- tables ----------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class TuTables:
-    """The validated content of a data set: nodes and edges are sorted by graph, and everything is counted from 0."""
-
-    node_ptr: Tensor  # shape: (graphs + 1,), first node of each graph
-    edge_index: Tensor  # shape: (2, edges), source and target; sorted by target, then source
-    edge_ptr: Tensor  # shape: (graphs + 1,), first edge of each graph
-    graph_labels: Tensor | None  # shape: (graphs,), as in the file
-    node_labels: Tensor | None  # shape: (nodes,), as in the file
-    dropped: int  # lines with a repeated edge or a self-loop
-
-
-def read_tables(files: TuFiles, edges: str = "undirected", labelled: bool = True) -> TuTables:
-    """Read all files and check that they agree; see :func:`powerpool.data.load_graphs` for the arguments."""
-    owner = _read_owners(files)
-    node_ptr = torch.searchsorted(owner, torch.arange(int(owner[-1]) + 2))
-    graph_labels = _read_labels(files, "graph_labels", len(node_ptr) - 1, "graph") if labelled else None
-    node_labels = _read_labels(files, "node_labels", len(owner), "node") if "node_labels" in files else None
-    edge_index, dropped = _read_edges(files, owner, edges)
-    edge_ptr = torch.searchsorted(edge_index[1], node_ptr)
-    return TuTables(node_ptr, edge_index, edge_ptr, graph_labels, node_labels, dropped)
-
-
-def _first(wrong: Tensor) -> int | None:
-    """Return the first index that is True, or None."""
-    return int(wrong.int().argmax()) if bool(wrong.any()) else None
-
-
-def _read_owners(files: TuFiles) -> Tensor:  # shape: (nodes,)
-    """Return the graph of each node from 0; nodes must be sorted by graph, and every graph needs a node."""
-    owner = files.read("graph_indicator").flatten()
-    before = torch.cat([owner.new_zeros(1), owner[:-1]])
-    line = _first(((owner != before) & (owner != before + 1)) | (owner < 1))
-    if line is not None:
-        raise DataError(
-            f"{files.label('graph_indicator')}, line {line + 1}: graph {int(owner[line])} follows graph "
-            f"{int(before[line])}. Nodes must be sorted by graph, from graph 1 on and without gaps."
-        )
-    return owner - 1
-
-
-def _read_labels(files: TuFiles, kind: str, expected: int, what: str) -> Tensor:  # shape: (expected,)
-    labels = files.read(kind).flatten()
-    if len(labels) != expected:
-        raise DataError(
-            f"{files.label(kind)} has {len(labels)} lines, expected {expected}, one for each {what} in "
-            f"{files.file_name('graph_indicator')}. Copy or download the data set again."
-        )
-    return labels
-
-
-def _read_edges(files: TuFiles, owner: Tensor, direction: str) -> tuple[Tensor, int]:
-    """Return edges sorted by target, then source, and the number of repeated edges and self-loops."""
-    pairs = files.read("A", columns=2)  # shape: (lines, 2)
-    nodes = len(owner)
-
-    def refuse(line: int, problem: str) -> DataError:
-        start, end = pairs[line].tolist()
-        return DataError(f"{files.label('A')}, line {line + 1}: the edge from node {start} to node {end} {problem}")
-
-    if (line := _first(((pairs < 1) | (pairs > nodes)).any(1))) is not None:
-        raise refuse(line, f"is invalid: {files.file_name('graph_indicator')} has nodes 1 to {nodes}.")
-    ends = owner[pairs - 1]
-    if (line := _first(ends[:, 0] != ends[:, 1])) is not None:
-        first, second = (ends[line] + 1).tolist()
-        raise refuse(line, f"connects graph {first} with graph {second}.")
-    source, target = (pairs - 1).T
-    # One number per edge: equal edges have equal numbers, which sort by target, then source.
-    key = (target * nodes + source)[source != target].sort().values
-    key = key[key.diff(prepend=key.new_full((1,), -1)) > 0]
-    dropped = len(pairs) - len(key)
-    if direction != "directed":
-        reverse = (key % nodes * nodes + key // nodes).sort().values
-        if direction == "undirected" and not torch.equal(key, reverse):
-            line = _first(torch.isin(source * nodes + target, key, invert=True) & (source != target))
-            assert line is not None
-            raise refuse(
-                line,
-                "has no reverse edge. If the file is complete, pass edges='symmetrise' to add reverse edges, or "
-                "edges='directed' to keep edges as they are.",
-            )
-        if direction == "symmetrise":
-            key = torch.cat([key, reverse]).unique()
-    return torch.stack([key % nodes, key // nodes]), dropped
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return "_" not in text  # Python allows it between digits, numpy does not

@@ -228,7 +228,7 @@ def choose_confusions(group: Group) -> list[RunRecord]:
     known = [record for record in group.records if id(record) in sizes]
     if max(sizes.values(), default=0) <= FEW_CLASSES:
         return known
-    best = max(group.records, key=lambda record: record.mean)
+    best = max(group.records, key=lambda record: record.mean if record.higher_is_better else -record.mean)
     return [record for record in known if record is best or record.method == group.baseline] or known[:1]
 
 

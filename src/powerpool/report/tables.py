@@ -11,7 +11,7 @@ from powerpool.console import Bold
 from powerpool.report.groups import Group, Row, count_folds, format_range, mean_of
 from powerpool.report.paper import FEW_SHOT, PRETRAINED, record_figure, set_of_paper
 from powerpool.report.results import Comparison, Interval, compare_episodes, compare_records, get_count, get_setting
-from powerpool.runs.record import EpisodeResult, RunRecord, SplitResult
+from powerpool.runs.record import EpisodeResult, FoldResult, RunRecord, SplitResult
 
 MISSING = "\N{EN DASH}"
 RENAMED = {"eta_prime": "sigme_eta", "gamma_prime": "asinhe_gamma", "pictures": "images"}
@@ -157,6 +157,7 @@ def _fold_cells(group: Group, row: Row) -> dict[str, str]:
         "ours": _emphasize_best(group, row, _mean_and_std(record)),
         "95 % interval": _interval(row.interval),
         "folds": _folds(record),
+        **_measures(group, record),
         "paper": _paper(row),
         "ours - paper": format_signed(row.to_paper),
         "within one std of the paper": {True: "yes", False: "no", None: MISSING}[row.is_within],
@@ -166,6 +167,16 @@ def _fold_cells(group: Group, row: Row) -> dict[str, str]:
         "chosen (folds)": count_chosen(record) or MISSING,
         "seconds": _seconds(record),
     }
+
+
+def _measures(group: Group, record: RunRecord) -> dict[str, str]:
+    """The means of what else was measured, such as ROC-AUC, in columns that all rows of the group share."""
+    measures = {
+        one.method: [result.measures for result in one.results if isinstance(result, FoldResult)]
+        for one in group.records
+    }
+    names = dict.fromkeys(name for rows in measures.values() for row in rows for name in row)
+    return {name: format_decimals(mean_of([row.get(name) for row in measures[record.method]])) for name in names}
 
 
 def _split_cells(group: Group, row: Row) -> dict[str, str]:
@@ -228,7 +239,8 @@ def _test_cells(difference: float | None, test: Comparison | None) -> tuple[str,
 
 def _emphasize_best(group: Group, row: Row, text: str) -> str:
     means = [record.mean for record in group.records]
-    return Bold(text) if row.record.mean == max(means) and means.count(row.record.mean) == 1 else text
+    best = max(means) if row.record.higher_is_better else min(means)
+    return Bold(text) if row.record.mean == best and means.count(best) == 1 else text
 
 
 def _mean_and_std(record: RunRecord) -> str:

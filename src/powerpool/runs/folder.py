@@ -14,14 +14,8 @@ Version 0.1 wrote ``model.pt`` instead of the two model files; it is still read.
 
 from __future__ import annotations
 
-import io
-import pickle
-import pickletools
 import platform
-import re
 import shutil
-import warnings
-import zipfile
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,12 +23,11 @@ from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from powerpool.console import print_note
 from powerpool.curves.base import EXTRA_STATE
 from powerpool.errors import PowerPoolError, RecordError, StateError, shown
-from powerpool.files import atomic, read_bytes, read_json, require_writable, write_json, write_text
+from powerpool.files import atomic, read_json, read_tensors, require_writable, write_json, write_text
 from powerpool.runs.config import RecipeError, read_recipe, to_yaml
 from powerpool.runs.typed import Json, from_json, to_json
 
@@ -50,11 +43,6 @@ LARGEST_SPEC = 64 << 20
 """Limit in bytes for ``model.json``."""
 LARGEST_CHECKPOINT = 16 << 30
 """Limit in bytes; a checkpoint is read into memory."""
-ZIP = b"PK\3\4"
-NAMES_IN_PICKLES = re.compile(
-    r"collections OrderedDict|torch\._utils _rebuild_(tensor_v2|parameter)|torch (?!Typed|Untyped)\w+Storage"
-)
-"""Module and name of what the pickle of tensors and plain values refers to."""
 
 S = TypeVar("S")
 N = TypeVar("N", bound=nn.Module)
@@ -318,68 +306,10 @@ def save_state(path: str | Path, state: dict[str, Any]) -> None:
 
 def load_state(path: str | Path) -> dict[str, Any]:
     """Read a file of :func:`save_state` to the CPU; anything but tensors and plain values is refused."""
-    _require_zip(path)
-    content = io.BytesIO(read_bytes(path, LARGEST_CHECKPOINT))
-    try:
-        _refuse_bomb(content)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about foreign pickles, which are refused anyway
-            with _WithinStorages():
-                state = torch.load(content, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        raise RecordError(
-            f"{path} was not loaded: it is damaged, or contains Python objects other than tensors and plain values."
-        ) from error
-    except Exception as error:  # a damaged pickle fails anywhere: IndexError, OSError, ...
-        first = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
-        raise RecordError(f"{path} is not a checkpoint, or is damaged: {first}.") from error
+    state = read_tensors(path, LARGEST_CHECKPOINT, "powerpool checkpoint")
     if not isinstance(state, dict):
         raise RecordError(f"{path} is not a powerpool checkpoint: it contains a {type(state).__name__}.")
     return state
-
-
-def _require_zip(path: str | Path) -> None:
-    """Look at both ends before the whole file is read: torch goes by the first bytes, and zipfile by the last."""
-    if not Path(path).is_file():
-        return  # read_bytes names the reason
-    with Path(path).open("rb") as file:
-        first = file.read(len(ZIP))
-    if first != ZIP or not zipfile.is_zipfile(path):
-        raise RecordError(f"{path} is not a powerpool checkpoint: it is not a zip of tensors and plain values.")
-
-
-def _refuse_bomb(content: io.BytesIO) -> None:
-    """Refuse a file that would fill memory: compressed records, or a pickle with anything but tensors and plain values.
-
-    ``weights_only=True`` would call ``bytearray``, ``torch.Tensor`` and ``torch.UntypedStorage`` with any size.
-    """
-    with zipfile.ZipFile(content) as archive:
-        size = sum(record.file_size for record in archive.infolist())
-        if size > content.getbuffer().nbytes:
-            raise ValueError(f"its records have {size:,} bytes, more than the file")
-        for record in archive.infolist():
-            if record.filename.lower().endswith("data.pkl"):
-                _require_known_names(archive.read(record))
-    content.seek(0)
-
-
-def _require_known_names(data: bytes) -> None:
-    for operation, argument, _ in pickletools.genops(data):
-        if operation.name in ("GLOBAL", "INST", "STACK_GLOBAL") and not NAMES_IN_PICKLES.fullmatch(str(argument)):
-            what = shown(argument or operation.name)
-            raise ValueError(f"its pickle names {what}, which tensors and plain values do not need")
-
-
-class _WithinStorages(TorchDispatchMode):
-    """Refuse a tensor that is larger than its storage, which torch would enlarge."""
-
-    def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if operator is torch.ops.aten.set_.source_Storage_storage_offset:
-            tensor, storage, offset, sizes, *strides = args  # without strides if there is one element
-            last = offset + sum((size - 1) * stride for size, stride in zip(sizes, *strides, strict=True))
-            if 0 not in sizes and (last + 1) * tensor.element_size() > storage.nbytes():
-                raise ValueError(f"a tensor of {' x '.join(map(str, sizes))} is larger than its storage")
-        return operator(*args, **(kwargs or {}))
 
 
 def _system_error(error: BaseException) -> OSError | None:

@@ -110,7 +110,7 @@ class Result:
     number: int
     """Which fold, split or seed of the record."""
     value: float
-    """Test accuracy in %."""
+    """Test accuracy in %, or what the metric of the record is."""
     test_loss: float
     seconds: float
     chosen: dict[str, Chosen] = field(default_factory=dict)
@@ -137,6 +137,8 @@ class FoldResult(Result):
     """Which fold is tested; None in records of version 0.2, where it is the number."""
     seed: int | None = None
     """Of the training; None in records of version 0.2, where it is that of the record."""
+    measures: dict[str, float] = field(default_factory=dict)
+    """Other measures of the test by name, such as "ROC-AUC in %"."""
 
     def run(self, seed: int) -> tuple[int, int]:
         """Return the fold and the seed of the training."""
@@ -197,7 +199,7 @@ class RunRecord:
     method: str
     protocol: str
     metric: str
-    """The name and unit of the values, such as "accuracy in %". Higher is better."""
+    """The name and unit of the values, such as "accuracy in %", or "MAE", where lower is better."""
     results: tuple[Result, ...]
     config: dict[str, Json]
     seed: int
@@ -220,6 +222,11 @@ class RunRecord:
             object.__setattr__(self, "config", json.loads(json.dumps(self.config, allow_nan=False)))
         except (TypeError, ValueError) as error:
             raise RecordError(f"config must be JSON ({error}).") from error
+
+    @property
+    def higher_is_better(self) -> bool:
+        """Whether higher values are better, as for all but errors."""
+        return not self.metric.startswith("MAE")
 
     @property
     def values(self) -> tuple[float, ...]:
@@ -263,9 +270,7 @@ class RunRecord:
 
     def paired(self, other: RunRecord) -> tuple[list[float], list[float]]:
         """Return the values of what both records have; a fold has its mean over seeds, which share its graphs."""
-        ours, theirs = (
-            {result.run(record.seed): result.value for result in record.results} for record in (self, other)
-        )
+        ours, theirs = ({one.run(record.seed): one.value for one in record.results} for record in (self, other))
         runs: dict[int, list[tuple[int, int]]] = {}
         for run in sorted(ours.keys() & theirs.keys()):
             runs.setdefault(run[0], []).append(run)
@@ -367,9 +372,7 @@ def _as_old_result(result: Result) -> dict[str, Json]:
     if isinstance(result, EpisodeResult):
         found |= {"right_by_episode": " ".join(map(str, found.pop("right"))), "count": len(result.right)}
     if isinstance(result, SplitResult):
-        found["grid"] = [
-            {"chosen": trial.settings, "value": trial.value, "loss": trial.loss} for trial in result.trials
-        ]
+        found["grid"] = [{"chosen": one.settings, "value": one.value, "loss": one.loss} for one in result.trials]
         found.pop("trials")
     return found
 
@@ -396,5 +399,4 @@ def _is_close(found: Json, derived: Json) -> bool:
         return pairs is not None and all(_is_close(one, other) for one, other in pairs)
     if derived is None or isinstance(derived, int):
         return type(found) is type(derived) and found == derived
-    is_number = isinstance(found, int | float) and not isinstance(found, bool) and math.isfinite(found)
-    return is_number and math.isclose(found, derived, rel_tol=1e-9, abs_tol=1e-9)
+    return type(found) in (int, float) and math.isclose(found, derived, rel_tol=1e-9, abs_tol=1e-9)

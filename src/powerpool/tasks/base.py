@@ -164,6 +164,10 @@ class Task(ABC, Generic[C, D, F, M]):
         plain = {name: _plain(value) for name, value in own.items() if name not in self.ignored_settings}
         return {**plain, "data": found.name, "data_digest": found.digest}
 
+    def metric_of(self, data: D) -> str:
+        """Return the name and unit of the values of the data, which may be classes or numbers."""
+        return self.metric
+
     def data_remarks(self, data: D) -> list[str]:
         """Return remarks about the data, such as images that were skipped."""
         return []

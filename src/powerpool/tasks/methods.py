@@ -147,9 +147,9 @@ def _join(*parts: str) -> str:
 
 @dataclass(frozen=True)
 class Readout(Method):
-    """A readout of a graph network; a first-order one is the mean or the sum over nodes."""
+    """A readout of a graph network; a first-order one is the mean, sum or maximum over nodes, or Set2Set."""
 
-    reduce: Literal["mean", "sum"] = "mean"
+    reduce: Literal["mean", "sum", "max", "set2set"] = "mean"
 
     @property
     def parameters(self) -> tuple[str, ...]:
@@ -160,10 +160,14 @@ class Readout(Method):
 GRAPH_METHODS: dict[str, Readout] = {
     "GIN0": Readout(order="first"),
     "GIN0+Sum": Readout(order="first", reduce="sum"),
+    "GIN0+Max": Readout(order="first", reduce="max"),
+    "GIN0+Set2Set": Readout(order="first", reduce="set2set"),
     **{_join("SOP", name): Readout(norm) for name, norm in NORMS.items()},
 }
 """Batch normalization leaves negative features, so that entries have both signs: MaxExp and Gamma, which are defined
 for co-occurrences, pool the positive part of the features when they are applied entry by entry."""
+MORE_READOUTS = ("GIN0+Max", "GIN0+Set2Set")
+"""Readouts that are not in the tables of the paper, and that ``reproduce`` runs only if they are named."""
 
 
 # ---- images ----------------------------------------------------------------------------------------------------------

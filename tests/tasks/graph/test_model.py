@@ -74,11 +74,14 @@ def normalized(method: str, m: np.ndarray, config: ModelConfig) -> np.ndarray:
     return results[method]()
 
 
+FIRST_ORDER = {"GIN0": np.mean, "GIN0+Sum": np.sum, "GIN0+Max": np.max}
+
+
 def graph_vector(x: np.ndarray, config: ModelConfig) -> np.ndarray:
     """The vector of one graph from its node features, one row for each node."""
     channels = x.shape[1]
-    if config.method in ("GIN0", "GIN0+Sum"):
-        return np.zeros(channels) if len(x) == 0 else x.mean(0) if config.method == "GIN0" else x.sum(0)
+    if config.method in FIRST_ORDER:
+        return np.zeros(channels) if len(x) == 0 else FIRST_ORDER[config.method](x, 0)
     rows, columns = zip(*[(i, j) for i in range(channels) for j in range(i, channels)], strict=True)
     if len(x) == 0:
         return np.zeros(len(rows))
@@ -143,7 +146,7 @@ def make(config: ModelConfig, graphs, seed: int = 3) -> GraphClassifier:
 
 
 @pytest.mark.parametrize("hidden", [5, 30], ids=["more nodes than channels", "fewer nodes than channels"])
-@pytest.mark.parametrize("method", GRAPH_METHODS)
+@pytest.mark.parametrize("method", [method for method in GRAPH_METHODS if method != "GIN0+Set2Set"])
 def test_the_output_equals_the_formulas(mutag, method, hidden):
     for beta in (0.0, 0.6) if "beta" in GRAPH_METHODS[method].parameters else (0.0,):
         config = ModelConfig(method, hidden=hidden, layers=2, beta=beta, **PARAMETERS)
@@ -201,7 +204,7 @@ def test_a_sample_has_at_most_so_many_edges_into_each_node_and_keeps_their_order
     degrees = edges[1].bincount(minlength=12)
     for seed in range(5):
         torch.manual_seed(seed)
-        kept = sample_neighbours(edges, most)
+        kept = edges[:, sample_neighbours(edges, most)]
         assert torch.equal(kept[1].bincount(minlength=12), degrees.clamp(max=most))
         places = [edges.T.tolist().index(pair) for pair in kept.T.tolist()]
         assert places == sorted(set(places))  # a subset, in order; the edges are all different
@@ -213,7 +216,7 @@ def test_all_sets_of_neighbours_are_equally_likely():
     trials = 1500
     counts: dict[tuple[int, ...], int] = {}
     for _ in range(trials):
-        kept = sample_neighbours(edges, 2)
+        kept = edges[:, sample_neighbours(edges, 2)]
         assert kept[0][kept[1] == 1].tolist() == [0, 2]
         pair = tuple(kept[0][kept[1] == 0].tolist())
         counts[pair] = counts.get(pair, 0) + 1

@@ -20,7 +20,7 @@ from tests.tasks.graph.samples import assert_equal_states, small_config
 CONFIG = small_config(grid=GridConfig(hidden=[4, 8], eta=[3.0, 20.0]), training={"batch_size": 64}, seed=2)
 NUMBER = 1
 BOTH = ["validation-only", "retrain"]
-MEASURED = {"value", "test_loss", "confusion", "spectrum", "seconds"}
+MEASURED = {"measures", "value", "test_loss", "confusion", "spectrum", "seconds"}
 """Fields of a result that depend on the test graphs."""
 
 

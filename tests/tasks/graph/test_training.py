@@ -86,7 +86,7 @@ def test_a_resumed_training_equals_one_that_was_not_stopped(graphs, tmp_path, st
 def test_the_first_epoch_with_the_lowest_validation_loss_is_selected(graphs, monkeypatch, losses, expected):
     training = make(graphs)
     scores = iter([Score(50.0, loss) for loss in losses])
-    monkeypatch.setattr(module, "score", lambda model, parts: next(scores))
+    monkeypatch.setattr(module, "score", lambda model, parts, objective: next(scores))
     weights = []
     training.run(after=lambda done: weights.append({k: v.clone() for k, v in done.model.state_dict().items()}))
     assert training.best.epoch == expected

@@ -11,10 +11,13 @@ from typing import Any, Literal, get_args
 from powerpool.checks import require_at_least, require_seed
 from powerpool.errors import ArgumentError, require_choice
 from powerpool.runs.record import Chosen
+from powerpool.tasks.graph.backbones import BACKBONES
 from powerpool.tasks.methods import GRAPH_METHODS
 from powerpool.tasks.training import require_device_name
 
-Features = Literal["auto", "labels", "degree", "constant"]
+Features = Literal["auto", "labels", "degree", "constant", "attributes", "labels+attributes"]
+Edges = Literal["undirected", "symmetrise", "directed"]
+ClassWeights = Literal["equal", "balanced"]
 Protocol = Literal["validation-only", "retrain"]
 BatchNorm = Literal["recomputed", "running"]
 Mean = Literal["concat"]
@@ -30,12 +33,13 @@ MOST_LAYERS = 256
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """GIN0 and its readout.
+    """The backbone and its readout.
 
     Args:
         method: the readout, by its name in the tables, such as GIN0, SOP or SOP+SpecMaxExpF
         hidden: channels of every layer
         layers: graph convolutions
+        backbone: the graph convolutions: GIN0, GIN-eps, GCN or GraphSAGE; GINE, GATv2 or PNA, which use edge features
         neighbours: most neighbours of a node in a training step, sampled anew each time; null uses all
         eta: parameter of MaxExp
         sigme_eta: parameter of SigmE
@@ -52,6 +56,7 @@ class ModelConfig:
     method: str = "SOP+SpecMaxExpF"
     hidden: int = 64
     layers: int = 4
+    backbone: str = "GIN0"
     neighbours: int | None = None
     eta: float = 20.0
     sigme_eta: float = 20.0
@@ -67,6 +72,7 @@ class ModelConfig:
     def __post_init__(self) -> None:
         require_choice(self.method, tuple(GRAPH_METHODS), "model.method")
         require_choice(self.mean or "concat", get_args(Mean), "model.mean")
+        require_choice(self.backbone, BACKBONES, "model.backbone")
         require_at_least(1, "model", hidden=self.hidden, iterations=self.iterations)
         if not 1 <= self.layers <= MOST_LAYERS:
             raise ArgumentError(f"model.layers must be from 1 to {MOST_LAYERS} (got {self.layers}).")
@@ -77,6 +83,11 @@ class ModelConfig:
         if not abs(self.trace_power) < math.inf:
             raise ArgumentError(f"model.trace_power must be finite (got {self.trace_power}).")
         GRAPH_METHODS[self.method].require_settings(self.method, self, "model")
+
+    @property
+    def title(self) -> str:
+        """The name in tables: that of the readout, with the backbone if that is not GIN0, as GCN+Max or GCN+SOP."""
+        return self.method if self.backbone == "GIN0" else f"{self.backbone}+{self.method}".replace("+GIN0", "")
 
 
 @dataclass(frozen=True)
@@ -94,6 +105,7 @@ class TrainingConfig:
             running ones
         retrain_epochs: how long protocol retrain trains: all epochs, or as many as validation selected
         seed: of initial weights, batches and dropout; default: that of the folds
+        class_weights: balanced weighs the loss of a class by the inverse of its frequency
         device: cpu, cuda or cuda:1
     """
 
@@ -106,6 +118,7 @@ class TrainingConfig:
     batch_norm: BatchNorm = "recomputed"
     retrain_epochs: RetrainEpochs = "all"
     seed: int | None = None
+    class_weights: ClassWeights = "equal"
     device: str = "cpu"
 
     def __post_init__(self) -> None:
@@ -121,6 +134,7 @@ class TrainingConfig:
         require_choice(self.retrain_epochs, get_args(RetrainEpochs), "training.retrain_epochs")
         if self.seed is not None:
             require_seed(self.seed)
+        require_choice(self.class_weights, get_args(ClassWeights), "training.class_weights")
         require_device_name(self.device)
 
 
@@ -186,9 +200,12 @@ class GraphConfig:
     """All settings of a result.
 
     Args:
-        data: a data set of the TU collection, such as MUTAG, or a folder or zip in the TU format
+        data: a data set of the TU collection, such as MUTAG, a folder or zip in the TU format, a saved data set of PyG
+            (FILE.pt), or a graph property data set of OGB, such as ogbg-molhiv
         data_root: folder with data sets, as zips or folders; default: $POWERPOOL_DATA, then the cache
-        features: one-hot node features: labels, degree, constant, or auto: labels, else degree, but constant for REDDIT
+        features: node features: labels, attributes, labels+attributes, degree, constant; or auto: labels and attributes
+            (labels only for the data sets of the paper), else degree, but constant for REDDIT
+        edges: undirected refuses edges without a reverse, symmetrise adds it, directed keeps edges as they are
         degree_cap: the last column of degree features stands for this degree and all higher ones
         download: allow downloads of data that is not on this machine
         permute_labels: a control: the labels of all graphs are shuffled, so that nothing can be learnt from the graphs
@@ -206,6 +223,7 @@ class GraphConfig:
     data: str = "MUTAG"
     data_root: str | None = None
     features: Features = "auto"
+    edges: Edges = "undirected"
     degree_cap: int = 500
     download: bool = False
     permute_labels: bool = False
@@ -219,6 +237,8 @@ class GraphConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        require_choice(self.features, get_args(Features), "features")
+        require_choice(self.edges, get_args(Edges), "edges")
         require_at_least(1, "", degree_cap=self.degree_cap)
         require_at_least(3, "", folds=self.folds)
         require_seed(self.seed)
@@ -231,6 +251,19 @@ class GraphConfig:
         if method.order == "first":
             return self.first_order_grid or self.grid
         return self.plain_grid or self.grid if method.norm.parameter in (None, "iterations") else self.grid
+
+    @property
+    def training_seed(self) -> int:
+        """The seed of trainings: that of the folds unless another is given."""
+        return self.seed if self.training.seed is None else self.training.seed
+
+    def fold_seed(self, fold: int) -> int:
+        """Return the seed of all trainings on a fold, the same for all methods."""
+        return 1000 * self.training_seed + fold
+
+    def with_training_seed(self, seed: int) -> GraphConfig:
+        """Return the settings with a seed of trainings; that of the folds is left out, to find stored units."""
+        return replace(self, training=replace(self.training, seed=None if seed == self.seed else seed))
 
     def points(self) -> Iterator[Point]:
         """Iterate over the grid, in a fixed order."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from powerpool.console import TextTable
-from powerpool.data import Fold, GraphSet, NodeFeatures, load_graphs
+from powerpool.data import DataError, Fold, GraphSet, NodeFeatures, load_graphs
 from powerpool.errors import RecordError
 from powerpool.runs.config import read_recipe
 from powerpool.runs.environment import environment
@@ -19,8 +19,10 @@ from powerpool.runs.folder import CONFIG, MODEL, DataIdentity, build_network, is
 from powerpool.runs.typed import Json, to_json
 from powerpool.tasks.base import Evaluation, Predictions, confusion_matrix
 from powerpool.tasks.graph.config import GraphConfig, ModelConfig
-from powerpool.tasks.graph.model import GraphClassifier
+from powerpool.tasks.graph.dataset import permute_labels
+from powerpool.tasks.graph.model import GraphClassifier, make_network
 from powerpool.tasks.graph.options import EvaluateOptions, PredictOptions, RunConfig
+from powerpool.tasks.graph.scores import MAE, Objective, measure
 from powerpool.tasks.graph.training import collate, compute_logits
 from powerpool.tasks.pooling import FeatureSource, Samples
 
@@ -34,6 +36,10 @@ class ModelSpec:
     config: ModelConfig
     features: NodeFeatures
     classes: tuple[int, ...]
+    """The label of each class; empty for regression."""
+    edge_features: NodeFeatures | None = None
+    edges: str = "undirected"
+    """How edges without a reverse are read."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,17 +60,31 @@ class TrainedModel:
     network: GraphClassifier
     features: NodeFeatures
     classes: tuple[int, ...]
+    edge_features: NodeFeatures | None = None
+    edges: str = "undirected"
 
     @property
     def spec(self) -> ModelSpec:
         """What is stored beside the weights."""
-        return ModelSpec(self.config, self.features, self.classes)
+        return ModelSpec(self.config, self.features, self.classes, self.edge_features, self.edges)
 
     def read(
         self, data: str | Path, root: str | Path | None = None, *, labelled: bool = True, **kwargs: Any
     ) -> GraphSet:
         """Read graphs with the node features and classes of the model; see :func:`powerpool.data.load_graphs`."""
-        return load_graphs(data, root, features=self.features, classes=self.classes, labelled=labelled, **kwargs)
+        graphs = load_graphs(
+            data,
+            root,
+            features=self.features,
+            edge_features=self.edge_features or False,
+            edges=self.edges,
+            classes=self.classes or None,
+            labelled=labelled,
+            **kwargs,
+        )
+        if labelled and not self.classes and not graphs.is_regression:
+            raise DataError(f"{graphs.name} has classes, and the model predicts numbers. Give it graphs with targets.")
+        return graphs
 
     def logits(
         self, graphs: GraphSet, chosen: Tensor | Sequence[int] | None = None, batch_size: int = 128
@@ -86,10 +106,10 @@ def load_run(folder: str | Path) -> TrainedModel:
     spec = stored.spec
 
     def make() -> GraphClassifier:
-        return GraphClassifier(spec.config, spec.features.channels, len(spec.classes))
+        return make_network(spec.config, spec.features, spec.edge_features, len(spec.classes))
 
     network = build_network(make, stored.weights, Path(folder, MODEL))
-    return TrainedModel(spec.config, network, spec.features, spec.classes)
+    return TrainedModel(spec.config, network, spec.features, spec.classes, spec.edge_features, spec.edges)
 
 
 def _convert_old(state: dict[str, Json]) -> Json:
@@ -101,15 +121,9 @@ def _convert_old(state: dict[str, Json]) -> Json:
     return {"config": config, "features": features, "classes": list(state["classes"])}
 
 
-def permute_labels(graphs: GraphSet, seed: int) -> GraphSet:
-    """Return the graphs with shuffled labels, and a name that says so."""
-    order = torch.randperm(len(graphs), generator=torch.Generator().manual_seed(seed))
-    return replace(graphs, name=f"{graphs.name} (permuted labels)", targets=graphs.targets[order])
-
-
 @dataclass(frozen=True)
 class GraphEvaluation(Evaluation):
-    """Accuracy in %, mean cross-entropy, accuracy by class and confusion matrix of a model on some graphs."""
+    """Accuracy, mean cross-entropy, accuracy by class and confusion matrix of a classifier on some graphs."""
 
     method: str
     data: str
@@ -121,6 +135,8 @@ class GraphEvaluation(Evaluation):
     classes: tuple[int, ...]
     matrix: tuple[tuple[int, ...], ...]
     """A row for each true class, a column for each predicted one."""
+    measures: dict[str, float]
+    """Balanced accuracy and ROC-AUC in %."""
     remarks: tuple[str, ...] = ()
 
     @property
@@ -138,6 +154,7 @@ class GraphEvaluation(Evaluation):
             "accuracy": self.accuracy,
             "loss": self.loss,
             "count": self.count,
+            "measures": dict(self.measures),
             "accuracy_by_class": self.accuracy_by_class,
             "confusion": [list(row) for row in self.matrix],
             "environment": to_json(environment()),
@@ -145,8 +162,8 @@ class GraphEvaluation(Evaluation):
 
     def tables(self) -> list[TextTable]:
         title = (
-            f"{self.method} on {self.graphs} of {self.data}: accuracy {self.accuracy:.1f} %, loss {self.loss:.3f}, "
-            f"{self.count} graphs"
+            f"{self.method} on {self.graphs} of {self.data}: accuracy {self.accuracy:.1f} %, "
+            f"{describe_measures(self.measures)}, loss {self.loss:.3f}, {self.count} graphs"
         )
         rows = []
         for label, row in zip(self.classes, self.matrix, strict=True):
@@ -156,7 +173,36 @@ class GraphEvaluation(Evaluation):
         return [TextTable(title, ("true class", "graphs", "accuracy %", *predicted), tuple(rows))]
 
 
-def evaluate(options: EvaluateOptions, make_fold: Callable[[GraphConfig, GraphSet, int], Fold]) -> GraphEvaluation:
+@dataclass(frozen=True)
+class RegressionEvaluation(Evaluation):
+    """Mean absolute and root mean square error of a model on some graphs, in the units of the targets."""
+
+    method: str
+    data: str
+    graphs: str
+    measures: dict[str, float]
+    count: int
+    remarks: tuple[str, ...] = ()
+
+    def plain(self) -> dict[str, Json]:
+        own = {"data": self.data, "graphs": self.graphs, "count": self.count, "measures": dict(self.measures)}
+        return {**own, "environment": to_json(environment())}
+
+    def tables(self) -> list[TextTable]:
+        cells = (*(f"{value:.4g}" for value in self.measures.values()), str(self.count))
+        return [TextTable(f"{self.method} on {self.graphs} of {self.data}", (*self.measures, "graphs"), (cells,))]
+
+
+def describe_measures(measures: dict[str, float]) -> str:
+    """Return measures in one line, such as "balanced accuracy 50.0 %, ROC-AUC 61.3 %"."""
+    shown = (
+        (name.removesuffix(" in %"), f"{value:.1f} %" if "%" in name else f"{value:.4g}")
+        for name, value in measures.items()
+    )
+    return ", ".join(f"{name} {value}" for name, value in shown)
+
+
+def evaluate(options: EvaluateOptions, make_fold: Callable[[GraphConfig, GraphSet, int], Fold]) -> Evaluation:
     """Test the model of a run: on the test graphs of its fold, or on all graphs of other data."""
     model, config = load_run(options.run), read_recipe(Path(options.run, CONFIG), RunConfig)
     root = options.data_root or config.data_root
@@ -175,9 +221,15 @@ def evaluate(options: EvaluateOptions, make_fold: Callable[[GraphConfig, GraphSe
     chosen = torch.arange(len(graphs)) if options.data else make_fold(config, graphs, config.fold).test
     which = "all graphs" if options.data else f"the test graphs of fold {config.fold}"
     logits, targets = model.logits(graphs, chosen), graphs.targets[chosen]
+    measures = measure(logits, targets)
+    if graphs.is_regression:
+        error = Objective(is_regression=True).score(logits, targets).value
+        return RegressionEvaluation(
+            model.config.title, graphs.name, which, {MAE: error, **measures}, len(chosen), remarks
+        )
     matrix = confusion_matrix(logits.argmax(-1), targets, len(model.classes))
     return GraphEvaluation(
-        method=model.config.method,
+        method=model.config.title,
         data=graphs.name,
         graphs=which,
         accuracy=100 * int(matrix.diagonal().sum()) / len(chosen),
@@ -185,14 +237,18 @@ def evaluate(options: EvaluateOptions, make_fold: Callable[[GraphConfig, GraphSe
         count=len(chosen),
         classes=model.classes,
         matrix=tuple(tuple(row) for row in matrix.tolist()),
+        measures=measures,
         remarks=remarks,
     )
 
 
 def predict(options: PredictOptions) -> Predictions:
-    """Predict the class of every graph, with the probability of each class."""
+    """Predict the class of every graph, with the probability of each class; or its target."""
     model = load_run(options.run)
     graphs = model.read(options.data, options.data_root, labelled=False, download=options.download)
+    if not model.classes:
+        found = model.logits(graphs).flatten().tolist()
+        return Predictions([{"graph": number, "prediction": value} for number, value in enumerate(found)])
     rows = [
         {
             "graph": number,

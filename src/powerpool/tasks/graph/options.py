@@ -11,7 +11,7 @@ from powerpool.checks import require_seed
 from powerpool.errors import ArgumentError, require_choice
 from powerpool.tasks import options as base
 from powerpool.tasks.graph.config import PROTOCOLS, TEST_PROTOCOLS, GraphConfig, Protocol
-from powerpool.tasks.methods import GRAPH_METHODS
+from powerpool.tasks.methods import GRAPH_METHODS, MORE_READOUTS
 from powerpool.tasks.options import read_layered, require_answer_file, require_distinct, take_fields
 
 
@@ -63,7 +63,7 @@ class TrainOptions(RunConfig):
 
     def default_folder(self, data: str) -> Path:
         """Return the run folder where none is given."""
-        return Path("runs", "train", "graph", data, self.model.method)
+        return Path("runs", "train", "graph", data, self.model.title)
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class EvaluateOptions(base.EvaluateOptions):
 
     Args:
         run: run folder of 'powerpool train graph'
-        data: other graphs, all of which are tested: a data set, or a folder or zip in the TU format
+        data: other graphs, all of which are tested: a data set, a folder or zip in the TU format, or a FILE.pt of PyG
         data_root: folder with data sets; default: that of the run
         download: allow downloads of data that is not on this machine
         out: JSON file for the results; default: evaluation.json in the run folder
@@ -87,7 +87,7 @@ class PredictOptions:
 
     Args:
         run: run folder of 'powerpool train graph'
-        data: the graphs: a data set, or a folder or zip in the TU format; graph labels are not needed
+        data: the graphs: a data set, a folder or zip in the TU format, or a FILE.pt of PyG; graph labels are not needed
         data_root: folder with data sets
         download: allow downloads of data that is not on this machine
         out: file for the predictions, .csv or .json; default: CSV is printed
@@ -109,7 +109,7 @@ class ReproduceOptions(base.ReproduceOptions):
     """Train and test readouts on all folds, and compare them with the figures of the paper.
 
     Args:
-        data: data sets of the TU collection, or folders or zips in the TU format
+        data: data sets of the TU collection, folders or zips in the TU format, or saved data sets of PyG (FILE.pt)
         protocols: validation-only and retrain, or one of them. test-epoch takes the best epoch of the mean test curve
             over folds, as the code of GIN does, and test-epoch-per-fold the best epoch of each fold, as that of SOPool
             does; both are chosen on test graphs: optimistic, only for comparison with published figures
@@ -123,7 +123,7 @@ class ReproduceOptions(base.ReproduceOptions):
 
     task: ClassVar[str] = "graph"
     default_data: ClassVar[str] = "MUTAG"
-    methods: list[str] = field(default_factory=lambda: list(GRAPH_METHODS))
+    methods: list[str] = field(default_factory=lambda: [name for name in GRAPH_METHODS if name not in MORE_READOUTS])
     protocols: list[str] = field(default_factory=lambda: list(PROTOCOLS))
     full: bool = False
     permute_labels: bool | None = None

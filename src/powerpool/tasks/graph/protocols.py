@@ -45,7 +45,7 @@ def _accuracies(result: FoldResult) -> list[float]:
 
 
 def _at_epoch(result: FoldResult, epoch: int) -> FoldResult:
-    """Return the test of another epoch; confusion and spectrum, which are of the last one, are left out."""
+    """Return the test of another epoch; confusion, spectrum and measures, of the last one, are left out."""
     loss = result.curves["test_loss"][epoch - 1]
     return replace(
         result,
@@ -54,4 +54,5 @@ def _at_epoch(result: FoldResult, epoch: int) -> FoldResult:
         epoch=epoch,
         confusion=None,
         spectrum=None,
+        measures={},
     )

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from powerpool.data import Fold, GraphSet, load_graphs, stratified_folds
+from powerpool.data import GraphSet
 from powerpool.data.tu_format import is_at_path
 from powerpool.errors import ArgumentError, NotFiniteError, RecordError
 from powerpool.files import read_json
@@ -49,16 +49,25 @@ from powerpool.tasks.graph.config import (
     ModelConfig,
     Point,
 )
-from powerpool.tasks.graph.inference import TrainedModel, evaluate, feature_source, permute_labels, predict
-from powerpool.tasks.graph.model import GraphClassifier
+from powerpool.tasks.graph.dataset import describe_data, load_data, make_fold
+from powerpool.tasks.graph.inference import TrainedModel, describe_measures, evaluate, feature_source, predict
+from powerpool.tasks.graph.model import make_network
 from powerpool.tasks.graph.options import EvaluateOptions, PredictOptions, ReproduceOptions
 from powerpool.tasks.graph.protocols import at_best_epoch, at_common_epoch, shown_curves
-from powerpool.tasks.graph.training import Training, TrainingCurves, collate, compute_logits, score_of
+from powerpool.tasks.graph.scores import MAE, measure
+from powerpool.tasks.graph.training import Training, TrainingCurves, collate, compute_logits
 from powerpool.tasks.methods import GRAPH_METHODS, PARAMETERS, unused_settings
 from powerpool.tasks.pooling import FeatureSource, Samples, mean_spectrum, spread_out
 
 CHECKPOINT_SECONDS = 5.0
 """How much work a killed training may lose."""
+NEW_SETTINGS = (
+    ("", "edges", "undirected"),
+    ("", "permute_labels", False),
+    ("model", "backbone", "GIN0"),
+    ("training", "class_weights", "equal"),
+)
+"""Groups, names and defaults of settings that records of earlier versions do not have."""
 
 
 @dataclass(frozen=True)
@@ -99,14 +108,22 @@ class GraphTask(Task[GraphConfig, GraphSet, GraphFit, GraphModel]):
     packages = ("torch_geometric",)
 
     def load(self, config: GraphConfig, watch: Watch = ignore_progress) -> GraphSet:
-        graphs = load_graphs(
-            config.data,
-            config.data_root,
-            features=config.features,
-            degree_cap=config.degree_cap,
-            download=config.download,
-        )
-        return permute_labels(graphs, config.seed) if config.permute_labels else graphs
+        return load_data(config)
+
+    def metric_of(self, data: GraphSet) -> str:
+        return MAE if data.is_regression else self.metric
+
+    def settings(self, config: GraphConfig, data: GraphSet) -> dict[str, Json]:
+        """Leave out what has its default and did not exist before, so that stored units are found."""
+        found = super().settings(config, data)
+        for group, name, default in NEW_SETTINGS:
+            own: Any = found[group] if group else found
+            if own[name] == default:
+                del own[name]
+        return found
+
+    def data_remarks(self, data: GraphSet) -> list[str]:
+        return [describe_data(data)]
 
     def identity(self, data: GraphSet) -> DataIdentity:
         return DataIdentity(data.name, data.digest)
@@ -132,7 +149,7 @@ class GraphTask(Task[GraphConfig, GraphSet, GraphFit, GraphModel]):
         points = list(config.points())
         point = points[unit.point]
         training = Training(
-            point.model, point.training, data, fold.train, fold.validation, seed=_seed(config, unit.chain)
+            point.model, point.training, data, fold.train, fold.validation, seed=config.fold_seed(unit.chain)
         )
         epochs = config.training.epochs
 
@@ -174,10 +191,12 @@ class GraphTask(Task[GraphConfig, GraphSet, GraphFit, GraphModel]):
                 training = again[epochs]
                 network, curves, seconds = training.model, training.curves, training.seconds
             else:
-                network = GraphClassifier(best.point.model, data.channels, len(data.classes))
+                network = make_network(best.point.model, data.features, data.edge_features, len(data.classes))
                 network.load_state_dict(best.weights)
                 curves, seconds = best.curves, 0.0
-            trained = TrainedModel(best.point.model, network.to(config.training.device), data.features, data.classes)
+            network = network.to(config.training.device)
+            read = (data.features, data.classes, data.edge_features, config.edges)
+            trained = TrainedModel(best.point.model, network, *read)
             models[protocol] = GraphModel(trained, best, curves, seconds)
         return models
 
@@ -200,7 +219,7 @@ class GraphTask(Task[GraphConfig, GraphSet, GraphFit, GraphModel]):
             data,
             fold.train_and_validation,
             watched=fold.test if watched else None,
-            seed=_seed(config, chain),
+            seed=config.fold_seed(chain),
         )
         _run(training, epochs, checkpoint, lambda training: watch("epochs of retraining", training.epoch, epochs))
         if training.epoch < epochs:
@@ -228,8 +247,11 @@ class GraphTask(Task[GraphConfig, GraphSet, GraphFit, GraphModel]):
         for protocol, model in models.items():
             network, best = model.trained.network, model.fit
             logits = compute_logits(network, batches)
-            score = score_of(logits, targets)
-            confusion = confusion_matrix(logits.argmax(-1), targets, len(data.classes))
+            score = network.objective().score(logits, targets)
+            confusion = None
+            if data.classes:
+                counts = confusion_matrix(logits.argmax(-1), targets, len(data.classes))
+                confusion = Confusion.of(counts, data.classes)
             sets = (one for batch in analysed for one in network.feature_sets(batch))
             found[protocol] = FoldResult(
                 number=chain,
@@ -237,13 +259,14 @@ class GraphTask(Task[GraphConfig, GraphSet, GraphFit, GraphModel]):
                 test_loss=score.loss,
                 seconds=sum(fit.seconds for fit in fits) + model.seconds,
                 fold=chain,
-                seed=_training_seed(config),
+                seed=config.training_seed,
                 chosen=best.point.values,
                 epoch=best.epoch if protocol == "validation-only" else len(model.curves.train_loss),
                 validation=best.score,
                 trials=tuple(fit.trial for fit in ordered),
                 curves=shown_curves(model.curves, tested=protocol in TEST_PROTOCOLS),
-                confusion=Confusion.of(confusion, data.classes),
+                confusion=confusion,
+                measures=measure(logits, targets),
                 spectrum=mean_spectrum(network.normalization, sets),
             )
         if TEST_EPOCH_PER_FOLD in found:
@@ -286,7 +309,7 @@ class GraphTask(Task[GraphConfig, GraphSet, GraphFit, GraphModel]):
         make_fold(config, data, chain)
 
     def method(self, config: GraphConfig) -> str:
-        return config.model.method
+        return config.model.title
 
     def remarks(self, config: GraphConfig, data: GraphSet) -> list[str]:
         method = GRAPH_METHODS[config.model.method]
@@ -303,10 +326,13 @@ class GraphTask(Task[GraphConfig, GraphSet, GraphFit, GraphModel]):
         for data in options.data_sets:
             recipe = options.read_config(data)
             graphs = self.load(recipe, watch)
+            if graphs.is_regression and not set(TEST_PROTOCOLS).isdisjoint(options.protocols):
+                raise ArgumentError(f"{', '.join(TEST_PROTOCOLS)} are for classes, and {graphs.name} has numbers.")
             folds = options.fold_subset or list(range(recipe.folds))
             for fold in folds:
                 make_fold(recipe, graphs, fold)
-            first, *others = options.seeds or [_training_seed(recipe)]
+            first, *others = options.seeds or [recipe.training_seed]
+            searched: dict[str, Json] = {"search_seed": first}
             for method in options.methods:
                 # A recipe serves all methods: its settings are for those that have them.
                 unused = {
@@ -315,54 +341,29 @@ class GraphTask(Task[GraphConfig, GraphSet, GraphFit, GraphModel]):
                 model = replace(recipe.model, method=method, **{name: getattr(ModelConfig, name) for name in unused})
                 config = self.prepare(replace(recipe, model=model))
                 row = Row(
-                    (_with_seed(config, first),) * len(folds),
+                    (config.with_training_seed(first),) * len(folds),
                     graphs,
                     tuple(options.protocols),
-                    method,
+                    self.method(config),
                     graphs.name,
                     chains=tuple(folds),
                 )
                 rows.append(row)
                 for seed in others:
-                    settings: dict[str, Json] = {"search_seed": first}
-                    configs = (_with_seed(config, seed),) * len(folds)
-                    rows.append(
-                        replace(
-                            row, configs=configs, source=row, start_from=_use_choice, extends=True, settings=settings
-                        )
-                    )
+                    own = replace(row, source=row, start_from=_use_choice, extends=True, settings=searched)
+                    rows.append(replace(own, configs=(config.with_training_seed(seed),) * len(folds)))
         return rows
 
     def describe(self, config: GraphConfig, data: GraphSet, protocol: str, result: Any) -> str:
         chosen = ", ".join(f"{name} {value}" for name, value in result.chosen.items())
         return (
-            f"{config.model.method} on {data.name}, {protocol}, fold {result.number}: test accuracy "
-            f"{result.value:.1f} %, epoch {result.epoch}, {chosen}, {result.seconds:.1f} s."
+            f"{self.method(config)} on {data.name}, {protocol}, fold {result.number}: test "
+            f"{describe_measures({self.metric_of(data): result.value, **result.measures})}, epoch {result.epoch}, "
+            f"{chosen}, {result.seconds:.1f} s."
         )
 
 
 TASK = GraphTask()
-
-
-def make_fold(config: GraphConfig, graphs: GraphSet, number: int) -> Fold:
-    """Return a fold of a configuration, the same for all methods."""
-    if not 0 <= number < config.folds:
-        raise ArgumentError(f"fold must be 0 to {config.folds - 1} with folds={config.folds} (got {number}).")
-    return stratified_folds(graphs.targets, config.folds, config.seed)[number]
-
-
-def _training_seed(config: GraphConfig) -> int:
-    return config.seed if config.training.seed is None else config.training.seed
-
-
-def _seed(config: GraphConfig, fold: int) -> int:
-    """Return the seed of all trainings on a fold, the same for all methods."""
-    return 1000 * _training_seed(config) + fold
-
-
-def _with_seed(config: GraphConfig, seed: int) -> GraphConfig:
-    """Return the settings with a seed of trainings; that of the folds is left out, so that stored units are found."""
-    return replace(config, training=replace(config.training, seed=None if seed == config.seed else seed))
 
 
 def _use_choice(config: GraphConfig, result: Path) -> GraphConfig:

@@ -15,7 +15,8 @@ from powerpool.data import GraphBatch, GraphSet
 from powerpool.runs.record import Score
 from powerpool.tasks.graph.config import ModelConfig, TrainingConfig
 from powerpool.tasks.graph.convolution import is_symmetric
-from powerpool.tasks.graph.model import GraphClassifier, recompute_statistics
+from powerpool.tasks.graph.model import GraphClassifier, make_network, recompute_statistics
+from powerpool.tasks.graph.scores import Objective, balanced_weights
 from powerpool.tasks.training import require_device
 
 
@@ -87,8 +88,13 @@ class Training:
         # state is restored after every epoch, and that of the training is kept here.
         with torch.random.fork_rng():
             torch.manual_seed(seed)
-            self.model = GraphClassifier(model, graphs.channels, len(graphs.classes)).to(config.device)
+            network = make_network(model, graphs.features, graphs.edge_features, len(graphs.classes))
+            self.model: GraphClassifier = network.to(config.device)
             self.random = _random_state(config.device)
+        self.model.fit_statistics(self.graphs, train)
+        is_balanced = config.class_weights == "balanced" and not graphs.is_regression
+        weights = balanced_weights(graphs.targets[train], len(graphs.classes)) if is_balanced else None
+        self.objective = self.model.objective(weights)
         self.model.symmetric = is_symmetric(self.graphs.edge_index)
         self.optimizer = torch.optim.Adam(
             self.model.parameters(), lr=config.learning_rate, weight_decay=config.weight_decay
@@ -125,9 +131,10 @@ class Training:
             self.curves.test_loss.append(tested.loss)
             self.curves.test_accuracy.append(tested.value)
         if self.validation is not None:
-            validated = score(self.model, self.validation)
+            validated = score(self.model, self.validation, self.objective)
             self.curves.validation_loss.append(validated.loss)
-            self.curves.validation_accuracy.append(validated.value)
+            if not self.objective.is_regression:
+                self.curves.validation_accuracy.append(validated.value)
             # A loss of NaN is never the lowest.
             lowest = math.inf if self.best is None else self.best.score.loss
             if validated.loss < lowest:
@@ -148,7 +155,7 @@ class Training:
         order = torch.randperm(len(self.train), generator=self.order)
         for part in split(self.train[order], self.config.batch_size):
             batch = self.graphs[part.to(self.config.device)]
-            loss = nn.functional.cross_entropy(self.model(batch), batch.y)
+            loss = self.objective.loss(self.model(batch), batch.y)
             self.optimizer.zero_grad(set_to_none=True)
             loss.backward()
             self.optimizer.step()
@@ -204,15 +211,9 @@ def compute_logits(model: nn.Module, parts: list[GraphBatch]) -> Tensor:  # shap
     return torch.cat([model(part) for part in parts])
 
 
-def score(model: nn.Module, parts: list[GraphBatch]) -> Score:
-    """Return accuracy in % and mean cross-entropy."""
-    return score_of(compute_logits(model, parts), torch.cat([part.y for part in parts]))
-
-
-def score_of(scores: Tensor, targets: Tensor) -> Score:  # shape: (graphs, classes), (graphs,)
-    """Return accuracy in % and mean cross-entropy of logits."""
-    correct = int((scores.argmax(-1) == targets).sum())
-    return Score(100 * correct / len(targets), float(nn.functional.cross_entropy(scores, targets)))
+def score(model: nn.Module, parts: list[GraphBatch], objective: Objective | None = None) -> Score:
+    """Return accuracy or mean absolute error, and loss; without an objective, the cross-entropy."""
+    return (objective or Objective()).score(compute_logits(model, parts), torch.cat([part.y for part in parts]))
 
 
 def _random_state(device: str) -> list[Tensor]:
