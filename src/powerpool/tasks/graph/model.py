@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor, nn
@@ -83,7 +83,7 @@ class GraphClassifier(nn.Module):
         else:
             adjacency = Adjacency(batch.edge_index, batch.num_nodes, symmetric=self.symmetric)
             for convolution in self.convolutions:
-                x = gin_convolution(convolution.nn, x, adjacency)
+                x = gin_convolution(cast("nn.Sequential", convolution.nn), x, adjacency)
         return x.relu() if self.rectified else x
 
     def feature_sets(self, batch: GraphBatch) -> list[FeatureSet]:
