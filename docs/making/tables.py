@@ -23,6 +23,7 @@ from powerpool.tasks.methods import VISION_METHODS
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "results"
+PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 MARKED = re.compile(r"(<!-- table: ([\w -]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 GRAPHS = ("MUTAG", "PTC_MR", "PROTEINS", "NCI1")
 CURVES = {
@@ -250,6 +251,16 @@ def change(group: Group, method: str, plain: str) -> str:
     return f"{means[plain]:.2f}" if method == plain else format_signed(means[method] - means[plain])
 
 
+def image_headline() -> str:
+    """Compare first order, second order and spectral normalization on Flower102."""
+    methods = ("FOP", "SOP", "SOP+SigmE", "SOP+NewtonSchulz", "SOP+SpecMaxExpF")
+    rows = []
+    for protocol, classifier in (("frozen", "ridge regression"), ("frozen-softmax", "softmax regression")):
+        group = found("vision", "flower102", protocol)
+        rows.append((classifier, *(f"{row(group, method).record.mean:.2f}" for method in methods)))
+    return as_table(("classifier", *methods), rows)
+
+
 def end_to_end() -> str:
     """Return one sentence: the figure of training end to end."""
     ((only,),) = [group.rows for group in groups("vision") if group.protocol == "end-to-end"]
@@ -322,13 +333,43 @@ def episodes_table(group: Group) -> str:
     return f"{group.title}:\n\n" + as_table(names, ([escaped(line[name]) for name in names] for line in lines))
 
 
+def fewshot_headline() -> str:
+    """Compare methods in 5-way 1-shot episodes."""
+    methods = ("RelationNet", "PrototypicalNet", "SoSN(x)", "SoSN(x)+SigmE", "SoSN(x)+SpecMaxExpF")
+    rows = []
+    for data in ("omniglot", "miniimagenet100"):
+        records = {record.method: record for record in found("fewshot", data, "5-way-1-shot").records}
+        cells = (f"{records[method].mean:.2f}" if method in records else MISSING for method in methods)
+        rows.append((data, *cells))
+    return as_table(("data", *methods), rows)
+
+
 def pretraining() -> str:
     """List what pre-training adds."""
     (found,) = filter(None, map(make_pretraining_table, groups("fewshot-pretraining")))
     return found.as_markdown()
 
 
+def tokens() -> str:
+    """List the accuracy of both networks on digits, and the difference to the mean of tokens or maps."""
+    parts = []
+    for folder, title in (("vision-vit", "ViT"), ("vision-convnext", "ConvNeXt")):
+        (group,) = groups(folder)
+        rows = []
+        for one in group.rows:
+            record = one.record
+            interval = MISSING if one.test is None else " to ".join(map(format_signed, one.test.interval))
+            p_value = format_p(None if one.test is None else one.test.p_value)
+            values = ", ".join(f"{value:.1f}" for value in record.values)
+            cells = (f"{record.mean:.2f} ± {record.std:.2f}", values, format_signed(one.to_baseline), interval, p_value)
+            rows.append((f"{record.method}", *map(escaped, cells)))
+        headings = ("method", "top-1", "by seed", f"ours - {group.baseline}", "95 % interval of it", "p")
+        parts.append(f"{title}:\n\n" + as_table(headings, rows))
+    return "\n\n".join(parts)
+
+
 TABLES: dict[str, Callable[[], str]] = {
+    "tokens": tokens,
     "pools": pools,
     "pool losses": pool_losses,
     "whole jobs": whole_jobs,
@@ -336,9 +377,11 @@ TABLES: dict[str, Callable[[], str]] = {
     "graph losses": graph_losses,
     "graph protocols": graph_protocols,
     "images": images,
+    "image headline": image_headline,
     "end to end": end_to_end,
     "image order": image_order,
     "few-shot": fewshot,
+    "few-shot headline": fewshot_headline,
     "pre-training": pretraining,
     "curve accuracy": curve_accuracy,
     "curve times": curve_times,
@@ -354,7 +397,7 @@ def filled(text: str) -> str:
 
 def main() -> None:
     """Write the tables of all pages."""
-    for page in sorted((ROOT / "docs").glob("*.md")):
+    for page in PAGES:
         text = page.read_text(encoding="utf-8")
         if (new := filled(text)) != text:
             page.write_text(new, encoding="utf-8")
