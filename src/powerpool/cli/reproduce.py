@@ -259,7 +259,9 @@ def _write_sweep(
 ) -> dict[str, Any]:
     """Write the values of a setting, print the best, and return what was written, with the files."""
     title, method = task.identity(data).name, task.method(configs[0])
-    rows = [{name: one.trial.settings[name], "accuracy": one.trial.value, "loss": one.trial.loss} for one in tried]
+    rows = [
+        {name: float(one.trial.settings[name]), "accuracy": one.trial.value, "loss": one.trial.loss} for one in tried
+    ]
     # The highest accuracy; of equal ones the lowest loss, then the smallest value.
     picked = min(rows, key=lambda row: (-row["accuracy"], row["loss"], row[name]))
     settings = task.settings(configs[0], data)

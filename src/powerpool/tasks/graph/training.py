@@ -53,9 +53,9 @@ class Training:
         graphs: the data set.
         train: indices of the training graphs.
         validation: indices of the graphs that select the epoch; None to select none.
+        seed: of initial weights, batches and dropout.
         watched: indices of test graphs, to test every epoch; None to test none. They change neither weights nor
             selection.
-        seed: of initial weights, batches and dropout.
 
     Example:
         >>> from powerpool.data import load_graphs
@@ -74,8 +74,8 @@ class Training:
         graphs: GraphSet,
         train: Tensor,  # shape: (train,)
         validation: Tensor | None = None,  # shape: (validation,)
-        watched: Tensor | None = None,  # shape: (test,)
         seed: int = 0,
+        watched: Tensor | None = None,  # shape: (test,)
     ) -> None:
         self.config, self.graphs, self.train = config, graphs.to(require_device(config.device)), train
         self.validation = None if validation is None else collate(self.graphs, validation, config.batch_size)
