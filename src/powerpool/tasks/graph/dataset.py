@@ -32,14 +32,16 @@ def permute_labels(graphs: GraphSet, seed: int) -> GraphSet:
     return replace(graphs, name=f"{graphs.name} (permuted labels)", targets=graphs.targets[order])
 
 
-def describe_data(graphs: GraphSet) -> str:
-    """Return what is used of a data set, and what is not."""
+def describe_data(graphs: GraphSet) -> list[str]:
+    """Return a remark on what is used of a data set and what is not; none where all there is are labels."""
+    if not graphs.ignored and graphs.attributes is None and graphs.edge_features is None:
+        return []
     edges = f", edge features are {graphs.edge_features.kind}" if graphs.edge_features else ""
     ignored = f"; not used: {', '.join(graphs.ignored)}" if graphs.ignored else ""
     remedy = ""
     if any(kind.startswith("edge") for kind in graphs.ignored):
         remedy = f" Edge features are used by model.backbone {', '.join(WITH_EDGES)}."
-    return f"{graphs.name}: node features are {graphs.features.kind}{edges}{ignored}.{remedy}"
+    return [f"{graphs.name}: node features are {graphs.features.kind}{edges}{ignored}.{remedy}"]
 
 
 def make_fold(config: GraphConfig, graphs: GraphSet, number: int) -> Fold:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor, nn
@@ -147,9 +147,8 @@ class GraphClassifier(nn.Module):
                 x = convolution(x, edges)
         else:
             adjacency = Adjacency(edges, batch.num_nodes, symmetric=self.symmetric)
-            layers: Any = self.convolutions
-            for layer in layers:
-                x = gin_convolution(layer.nn, x, adjacency)
+            for convolution in self.convolutions:
+                x = gin_convolution(cast("nn.Sequential", convolution.nn), x, adjacency)
         return x.relu() if self.rectified else x
 
     def feature_sets(self, batch: GraphBatch) -> list[FeatureSet]:

@@ -123,7 +123,7 @@ class GraphTask(Task[GraphConfig, GraphSet, GraphFit, GraphModel]):
         return found
 
     def data_remarks(self, data: GraphSet) -> list[str]:
-        return [describe_data(data)]
+        return describe_data(data)
 
     def identity(self, data: GraphSet) -> DataIdentity:
         return DataIdentity(data.name, data.digest)
@@ -335,9 +335,8 @@ class GraphTask(Task[GraphConfig, GraphSet, GraphFit, GraphModel]):
             searched: dict[str, Json] = {"search_seed": first}
             for method in options.methods:
                 # A recipe serves all methods: its settings are for those that have them.
-                unused = {
-                    name for name in ("beta", "mean", "trace_power") if name not in GRAPH_METHODS[method].parameters
-                }
+                own = GRAPH_METHODS[method].parameters
+                unused = {name for name in ("beta", "mean", "trace_power") if name not in own}
                 model = replace(recipe.model, method=method, **{name: getattr(ModelConfig, name) for name in unused})
                 config = self.prepare(replace(recipe, model=model))
                 row = Row(
@@ -350,8 +349,8 @@ class GraphTask(Task[GraphConfig, GraphSet, GraphFit, GraphModel]):
                 )
                 rows.append(row)
                 for seed in others:
-                    own = replace(row, source=row, start_from=_use_choice, extends=True, settings=searched)
-                    rows.append(replace(own, configs=(config.with_training_seed(seed),) * len(folds)))
+                    extension = replace(row, source=row, start_from=_use_choice, extends=True, settings=searched)
+                    rows.append(replace(extension, configs=(config.with_training_seed(seed),) * len(folds)))
         return rows
 
     def describe(self, config: GraphConfig, data: GraphSet, protocol: str, result: Any) -> str:
