@@ -127,7 +127,7 @@ class TestSavedDataSets:
     def test_anything_else_is_refused(self, tmp_path: Path) -> None:
         path = tmp_path / "bad.pt"
         for content, message in (
-            ([Evil()], "not loaded"),
+            ([Evil()], "pickle names"),
             ({"weight": torch.ones(3)}, "not a PyG data set.*dict"),
             ((torch.ones(3), {"x": torch.ones(2)}), "not a PyG data set"),
             ([torch.ones(3)], "graph 0: .*Tensor"),
