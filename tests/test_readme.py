@@ -162,8 +162,8 @@ def test_documents_have_python_blocks():
 
 
 def commands_of(document: str) -> list[list[str]]:
-    """The lines of all bash blocks, as words; lines without any are left out."""
-    lines = [line for _, block in blocks_of(document, "bash") for line in block.splitlines()]
+    """The commands of all bash blocks, as words; a backslash continues a line, and lines without words are left out."""
+    lines = [line for _, block in blocks_of(document, "bash") for line in block.replace("\\\n", "").splitlines()]
     return [words for words in (shlex.split(line, comments=True) for line in lines) if words]
 
 
@@ -232,6 +232,9 @@ def quick_form(words: list[str]) -> list[str]:
     typed = [word for before, word in zip(["", *typed], typed, strict=False) if word != before]  # MUTAG once
     if name in ("evaluate fewshot", "reproduce fewshot"):  # the bars have three classes to test on
         typed = [{"5": "2", "20": "3"}.get(word, word) for word in typed]
+    if name == "reproduce graph" and "--recipe" in typed:  # --quick chooses the settings
+        place = typed.index("--recipe")
+        del typed[place : place + 2]
     if name == "selfcheck" and not torch.cuda.is_available():
         typed = ["cpu" if word == "cuda" else word for word in typed]
     if name == "figures" and len(typed) == 1 + 2 * ("--out" in typed):

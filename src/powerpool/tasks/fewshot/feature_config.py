@@ -55,6 +55,10 @@ class FeatureConfig:
         require_choice(self.classifier, ("auto", *DEFAULTS), "classifier")
         if self.penalty is not None:
             require_above(0, "", penalty=self.penalty)
+            if self.classifier not in ("ridge", "logistic"):
+                raise ArgumentError(
+                    f"penalty is for --classifier ridge or logistic (got {self.penalty} with {self.classifier})."
+                )
         FEATURE_METHODS[self.method].require_settings(self.method, self, "")
         _ = self.layout  # a bad number of crops fails here
 
@@ -69,7 +73,7 @@ class FeatureConfig:
         if self.classifier == "auto":
             return None
         default = DEFAULTS[self.classifier]
-        return default if self.penalty is None or default.kind == "ncm" else Classifier(default.kind, self.penalty)
+        return default if self.penalty is None else Classifier(default.kind, self.penalty)
 
     def make_pool(self, channels: int) -> FirstOrderPool2d | SecondOrderPool2d:
         """Build the pool: vectors of length 1 from features that are scaled to a mean square of 1."""

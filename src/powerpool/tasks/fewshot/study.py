@@ -131,7 +131,7 @@ def _make_record(
                 chosen=best.settings,
                 validation=Score(best.value, best.loss),
                 trials=trials if number == 0 else (),
-                seconds=seconds + tested,
+                seconds=tested + (seconds if number == 0 else 0.0),  # the search serves all seeds
                 episodes_per_second=0.0,
             )
         )

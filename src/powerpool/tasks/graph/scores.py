@@ -54,6 +54,7 @@ def measure(outputs: Tensor, targets: Tensor) -> dict[str, float]:  # shape: (gr
     one class only has no ROC-AUC.
 
     Example:
+        >>> import torch
         >>> logits = torch.tensor([[2.0, 0.0], [1.0, 0.0], [3.0, 0.0]])
         >>> measure(logits, torch.tensor([0, 1, 0]))
         {'balanced accuracy in %': 50.0, 'ROC-AUC in %': 100.0}
