@@ -102,6 +102,8 @@ def test_records_have_the_settings_of_the_recipe(folder: str) -> None:
         name = f"{record.task}/{data}{'-5-shot' if '5-shot' in protocol else ''}.yaml"
         if folder == "fewshot-pretraining":
             name = "fewshot/pretraining-300.yaml"
+        if folder == "graph-protocols":
+            name = "graph/protocols.yaml"
         if folder.startswith("vision-"):
             name = f"vision/{data}{folder.removeprefix('vision')}.yaml"
         text = resources.files("powerpool").joinpath("recipes", name).read_text(encoding="utf-8")
