@@ -19,9 +19,9 @@ import powerpool as pp
 from powerpool.curves.base import EXTRA_STATE
 from powerpool.data import Crops
 from powerpool.errors import ArgumentError, PowerPoolError, RecordError, ShapeError, StateError
-from powerpool.integrations.backbones import Backbone, load_backbone
+from powerpool.integrations.backbones import Backbone, load_backbone, patches
 from powerpool.integrations.hub import PowerPoolConfig, PowerPoolForImageClassification, PowerPoolImageProcessor
-from tests.integrations.families import FAMILIES, Family
+from tests.integrations.families import FAMILIES, TOKENS, Family
 
 LABELS = ["cat", "dog", "`[x](y)` | \n<b>"]
 BY_NAME = {family.name: family for family in FAMILIES}
@@ -196,6 +196,29 @@ def test_a_backbone_with_crops_needs_nothing_but_its_folder(kind: str, method: s
     assert torch.equal(again(single).logits, again(single[:, None]).logits)
     with pytest.raises(ShapeError, match="pixel_values"):
         again(single[0])
+
+
+DINOV3 = Family("DINOv3", "DINOv3ViTModel", lambda: hf.DINOv3ViTConfig(**TOKENS), "", 32, 1)
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, DINOV3], ids=str)
+@torch.no_grad()
+def test_backbones_of_all_families_are_the_same_after_a_round_trip(family: Family, tmp_path: Path) -> None:
+    family.build().save_pretrained(tmp_path / "network")
+    backbone = load_backbone(f"hf:{tmp_path / 'network'}").eval()
+    crops = family.images()[:, None]
+    maps = backbone(crops[:, 0])
+    vectors = backbone.head(maps), patches(maps, backbone.prefix_tokens).mean((2, 3))
+    for vector, pool in zip(vectors, (None, pp.nn.FirstOrderPool2d(backbone.channels, crops=True)), strict=True):
+        classifier = nn.Linear(vector.shape[1], 3)
+        model = PowerPoolForImageClassification.from_parts(backbone, pool, classifier, LABELS)
+        torch.testing.assert_close(model(crops).logits, classifier(vector))
+        model.save_pretrained(tmp_path / "out")
+        again = load(tmp_path / "out")
+        assert torch.equal(again(crops).logits, model(crops).logits)
+        buffers = dict(model.named_buffers())
+        assert all(torch.equal(value, buffers[name]) for name, value in again.named_buffers())
+    assert torch.equal(backbone.head(backbone(crops[:, 0])), vectors[0])  # the parts themselves are not changed
 
 
 def test_a_backbone_without_a_name_cannot_be_loaded(tmp_path: Path) -> None:

@@ -29,6 +29,8 @@ class CropClassifier(nn.Module):
     def __init__(self, backbone: Backbone, pool: nn.Module, labels: int) -> None:
         super().__init__()
         self.backbone, self.pool = backbone, pool
+        if isinstance(pool, HeadPool):
+            _remove_layers(backbone.body, set(pool.head.modules()))
         backbone.head = nn.Identity()  # a part of the pool, or not used
         self.classifier = nn.Linear(int(pool.out_features), labels)  # type: ignore[arg-type]
 
@@ -43,3 +45,15 @@ class CropClassifier(nn.Module):
         if not isinstance(self.pool, HeadPool):
             features = patches(features, self.backbone.prefix_tokens)
         return self.classifier(self.pool(features).to(self.classifier.weight.dtype))
+
+
+def _remove_layers(body: nn.Module, layers: set[nn.Module]) -> None:
+    """Remove layers of a head from the body, as the last norm of CLIP: files have no weights with two names.
+
+    The body computed with them what transformers calls the pooled output, which is not used.
+    """
+    for parent in list(body.modules()):
+        if parent not in layers:
+            for name, layer in list(parent.named_children()):
+                if layer in layers:
+                    setattr(parent, name, nn.Identity())

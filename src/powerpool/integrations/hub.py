@@ -315,7 +315,12 @@ class PowerPoolForImageClassification(PreTrainedModel):
                 f"{load_config.pretrained_model_name_or_path}: {len(wrong)} weights are missing or do not fit the "
                 f"configuration ({', '.join(wrong[:3])}). To train a new classifier, pass ignore_mismatched_sizes=True."
             )
-        return PreTrainedModel._finalize_model_loading(model, load_config, loading_info)
+        # transformers allocates buffers that are in no file once more, and leaves those of a backbone without values.
+        kept = {name: buffer for name, buffer in model.named_non_persistent_buffers() if not buffer.is_meta}
+        found = PreTrainedModel._finalize_model_loading(model, load_config, loading_info)
+        for name, buffer in kept.items():
+            model.get_buffer(name).copy_(buffer)
+        return found
 
 
 def _classifier_of(config: Any) -> type[nn.Module] | None:
@@ -329,7 +334,8 @@ def _classifier_of(config: Any) -> type[nn.Module] | None:
 
 def _make_backbone(config: PowerPoolConfig) -> Backbone:
     if config.backbone != "hf":
-        return load_backbone(str(config.backbone), pretrained=False)
+        with torch.device("cpu"):  # its buffers that are in no file have values
+            return load_backbone(str(config.backbone), pretrained=False)
     assert isinstance(config.network_config, PretrainedConfig)
     with torch.device("meta"):
         weights = sum(weight.numel() for weight in AutoModel.from_config(config.network_config).parameters())
