@@ -30,12 +30,18 @@ class CropClassifier(nn.Module):
         super().__init__()
         self.backbone, self.pool = backbone, pool
         if isinstance(pool, HeadPool):
-            _remove_layers(backbone.body, set(pool.head.modules()))
+            # Not activations, which a body and its head may share.
+            _remove_layers(backbone.body, {layer for layer in pool.head.modules() if list(layer.parameters())})
         backbone.head = nn.Identity()  # a part of the pool, or not used
         self.classifier = nn.Linear(int(pool.out_features), labels)  # type: ignore[arg-type]
 
-    def forward(self, images: Tensor) -> Tensor:  # shape: (B, K, 3, H, W) or (B, 3, H, W) -> (B, labels)
-        """Return the logits."""
+    def forward(
+        self,
+        images: Tensor,  # shape: (B, K, 3, H, W) or (B, 3, H, W)
+        output_hidden_states: bool | None = None,
+        output_attentions: bool | None = None,
+    ) -> Tensor:  # shape: (B, labels)
+        """Return the logits; the other arguments, which transformers passes, have no effect."""
         if images.ndim not in (4, 5):
             raise ShapeError(
                 f"pixel_values must have shape (B, crops, 3, H, W) or (B, 3, H, W) (got {tuple(images.shape)})."
