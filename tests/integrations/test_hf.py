@@ -103,10 +103,12 @@ def test_models_that_do_not_take_colour_images_are_refused(config: Any, named: s
         ({"size": {"shortest_edge": 40}, "crop_size": {"height": 32, "width": 32}}, (32, 40, "bilinear")),
         ({"size": {"shortest_edge": 40}, "crop_size": {"height": 32}, "do_center_crop": False}, (40, 40, "bilinear")),
         ({"size": {"shortest_edge": 28}, "crop_pct": 0.875}, (28, 32, "bilinear")),
+        ({"size": {"shortest_edge": 384}, "crop_pct": 0.875}, (384, 384, "bilinear")),
+        ({"image_processor_type": "CLIPFeatureExtractor"}, (224, 224, "bicubic")),
         ({"size": 24, "resample": 2}, (24, 24, "bilinear")),
         (None, (32, 32, "bilinear")),
     ],
-    ids=["square", "crop", "no crop", "share", "number", "configuration"],
+    ids=["square", "crop", "no crop", "share", "no share", "class", "number", "configuration"],
 )
 def test_sizes_come_from_the_processor(processor: Any, expected: tuple[int, int, str], tmp_path: Path) -> None:
     transformers.ViTConfig(**TOKENS).save_pretrained(tmp_path)
@@ -128,3 +130,40 @@ def test_a_processor_that_does_not_normalize(tmp_path: Path) -> None:
 def test_backbones_without_a_processor(tmp_path: Path) -> None:
     assert read_preprocessing("efficientnet-lite0") is None
     assert read_preprocessing(f"hf:{tmp_path}/missing") is None
+
+
+@pytest.mark.parametrize(
+    "settings, named",
+    [
+        ({"image_mean": 0.5}, "image_mean"),
+        ({"image_mean": "abc"}, "image_mean"),
+        ({"image_mean": [0.5, 0.5]}, "image_mean"),
+        ({"image_mean": [0.5, 0.5, float("nan")]}, "image_mean"),
+        ({"image_mean": [0.5, 0.5, 10**400]}, "image_mean"),
+        ({"image_std": 0}, "image_std"),
+        ({"image_std": [0.5, 0.5, 0]}, "image_std"),
+        ({"size": 10**9}, "size"),
+        ({"size": {"width": "abc"}}, "size"),
+        ({"crop_size": -1}, "crop_size"),
+        ({"do_flip_channel_order": True}, "do_flip_channel_order"),
+        ({"image_processor_type": "MobileViTImageProcessor"}, "do_flip_channel_order"),
+        ([], "settings"),
+        (None, "preprocessor_config"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_a_damaged_processor_is_refused_by_name(settings: Any, named: str, tmp_path: Path) -> None:
+    transformers.ViTConfig(**TOKENS).save_pretrained(tmp_path)
+    (tmp_path / "preprocessor_config.json").write_text("{" if settings is None else json.dumps(settings))
+    with pytest.raises(BackboneError, match=r"preprocessor_config\.json") as caught:
+        read_preprocessing(f"hf:{tmp_path}")
+    assert named in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["ViTImageProcessor", "ViTImageProcessorFast", "CLIPImageProcessor"])
+def test_what_a_processor_leaves_out_is_that_of_its_class(kind: str, tmp_path: Path) -> None:
+    transformers.ViTConfig(**TOKENS).save_pretrained(tmp_path)
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps({"image_processor_type": kind}))
+    found, own = read_preprocessing(f"hf:{tmp_path}"), transformers.AutoImageProcessor.from_pretrained(tmp_path)
+    assert found is not None
+    assert (found.mean, found.std) == (tuple(own.image_mean), tuple(own.image_std))

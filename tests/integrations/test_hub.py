@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 import torch
 import transformers as hf
+from huggingface_hub import HfApi, ModelCard, RepoUrl
+from huggingface_hub.errors import EntryNotFoundError
 from PIL import Image
 from safetensors.torch import load_file, save_file
 from torch import nn
@@ -19,9 +21,9 @@ import powerpool as pp
 from powerpool.curves.base import EXTRA_STATE
 from powerpool.data import Crops
 from powerpool.errors import ArgumentError, PowerPoolError, RecordError, ShapeError, StateError
-from powerpool.integrations.backbones import Backbone, load_backbone
+from powerpool.integrations.backbones import Backbone, load_backbone, patches
 from powerpool.integrations.hub import PowerPoolConfig, PowerPoolForImageClassification, PowerPoolImageProcessor
-from tests.integrations.families import FAMILIES, Family
+from tests.integrations.families import FAMILIES, TOKENS, Family
 
 LABELS = ["cat", "dog", "`[x](y)` | \n<b>"]
 BY_NAME = {family.name: family for family in FAMILIES}
@@ -93,6 +95,15 @@ def test_logits_are_the_same_bit_for_bit_after_a_round_trip(family: Family, tmp_
     assert again.state_dict().keys() == model.state_dict().keys()
 
 
+def test_the_loss_is_the_first_output() -> None:
+    model, labels = make_model(), torch.tensor([0, 2])
+    output = model(VIT.images(), labels=labels, output_hidden_states=True)
+    assert list(output) == ["loss", "logits", "hidden_states"]
+    loss, logits = model(VIT.images(), labels=labels, return_dict=False)
+    assert torch.equal(loss, output.loss)
+    assert torch.equal(logits, output.logits)
+
+
 @pytest.mark.parametrize("learnable", [True, False])
 def test_a_learnt_parameter_is_a_weight(tmp_path: Path, learnable: bool) -> None:
     gamma = torch.tensor(0.37)
@@ -154,6 +165,9 @@ def test_what_cannot_be_stored_is_refused_before_anything_is_changed() -> None:
         PowerPoolForImageClassification.from_backbone(inner, nn.Identity(), 3)
     with pytest.raises(ArgumentError, match="different"):
         PowerPoolForImageClassification.from_backbone(inner, make_pool(VIT), ["a", "a"])
+    for labels in ("cat", True):
+        with pytest.raises(ArgumentError, match=str(labels)):
+            PowerPoolForImageClassification.from_backbone(inner, make_pool(VIT), labels)
     with pytest.raises(RecordError, match="num_labels"):
         PowerPoolForImageClassification.from_backbone(inner, make_pool(VIT), [])
     assert inner(VIT.images()).logits.shape == (2, 2)
@@ -194,8 +208,33 @@ def test_a_backbone_with_crops_needs_nothing_but_its_folder(kind: str, method: s
     assert "secret" not in (tmp_path / "out/config.json").read_text()
     single = crops[:, 0]
     assert torch.equal(again(single).logits, again(single[:, None]).logits)
+    flags = again(single, output_hidden_states=True, output_attentions=True)
+    assert list(flags) == ["logits"]
     with pytest.raises(ShapeError, match="pixel_values"):
         again(single[0])
+
+
+DINOV3 = Family("DINOv3", "DINOv3ViTModel", lambda: hf.DINOv3ViTConfig(**TOKENS), "", 32, 1)
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, DINOV3], ids=str)
+@torch.no_grad()
+def test_backbones_of_all_families_are_the_same_after_a_round_trip(family: Family, tmp_path: Path) -> None:
+    family.build().save_pretrained(tmp_path / "network")
+    backbone = load_backbone(f"hf:{tmp_path / 'network'}").eval()
+    crops = family.images()[:, None]
+    maps = backbone(crops[:, 0])
+    vectors = backbone.head(maps), patches(maps, backbone.prefix_tokens).mean((2, 3))
+    for vector, pool in zip(vectors, (None, pp.nn.FirstOrderPool2d(backbone.channels, crops=True)), strict=True):
+        classifier = nn.Linear(vector.shape[1], 3)
+        model = PowerPoolForImageClassification.from_parts(backbone, pool, classifier, LABELS)
+        torch.testing.assert_close(model(crops).logits, classifier(vector))
+        model.save_pretrained(tmp_path / "out")
+        again = load(tmp_path / "out")
+        assert torch.equal(again(crops).logits, model(crops).logits)
+        buffers = dict(model.named_buffers())
+        assert all(torch.equal(value, buffers[name]) for name, value in again.named_buffers())
+    assert torch.equal(backbone.head(backbone(crops[:, 0])), vectors[0])  # the parts themselves are not changed
 
 
 def test_a_backbone_without_a_name_cannot_be_loaded(tmp_path: Path) -> None:
@@ -368,6 +407,43 @@ def test_the_card_shows_labels_and_metrics_and_is_not_overwritten(tmp_path: Path
     assert (tmp_path / "README.md").read_text() == "mine"
 
 
+def test_metrics_of_a_card_are_renewed_unless_the_card_was_changed(tmp_path: Path) -> None:
+    model, card = make_model(), tmp_path / "README.md"
+    model.save_pretrained(tmp_path)
+    for value in (50, 60):
+        model.save_pretrained(tmp_path, metrics={"accuracy": value})
+        assert f"| `accuracy` | {value} |" in card.read_text()
+    model.save_pretrained(tmp_path)
+    assert "| `accuracy` | 60 |" in card.read_text()
+    mine = card.read_text() + "\nMeasured by me.\n"
+    card.write_text(mine)
+    model.save_pretrained(tmp_path, metrics={"accuracy": 70})
+    assert card.read_text() == mine
+
+
+@pytest.mark.parametrize("is_saved", [True, False])
+def test_the_card_is_uploaded_with_the_model(is_saved: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hub is replaced at the border of huggingface_hub."""
+    uploads: list[str] = []
+
+    def commit(self: Any, repo_id: str, operations: Any, **options: Any) -> None:
+        uploads.extend(Path(one.path_or_fileobj).read_text() for one in operations if one.path_in_repo == "README.md")
+
+    def no_card(*arguments: Any, **options: Any) -> None:
+        raise EntryNotFoundError("none")
+
+    monkeypatch.setattr(HfApi, "create_repo", lambda self, repo_id, **options: RepoUrl("https://huggingface.co/me/net"))
+    monkeypatch.setattr(HfApi, "create_commit", commit)
+    monkeypatch.setattr(ModelCard, "load", no_card)
+    if is_saved:
+        make_model().save_pretrained(tmp_path / "net", push_to_hub=True, metrics={"accuracy": 50})
+    else:
+        make_model().push_to_hub("me/net")
+    (card,) = uploads
+    assert "`cat`, `dog`" in card
+    assert ("| `accuracy` | 50 |" in card) is is_saved
+
+
 # ---- damaged and hostile folders -------------------------------------------------------------------------------------
 
 
@@ -423,6 +499,40 @@ def test_damaged_settings_are_refused_without_memory_for_them(saved: Path, field
     change_config(saved, **{field: {**spec, **changes}})
     with pytest.raises(PowerPoolError):
         load(saved)
+
+
+@pytest.mark.parametrize(
+    "nested",
+    [
+        {"model_type": "upernet", "backbone": "attacker/net"},
+        {"model_type": "detr", "backbone": "attacker/net"},
+        {"model_type": "bert"},
+        {"model_type": "timm_backbone", "backbone": "hf-hub:attacker/net"},
+        {"model_type": "timm_wrapper", "architecture": "hf-hub:attacker/net"},
+        {"model_type": "timm_wrapper", "model_args": {"checkpoint_path": "net.pth"}},
+        {"model_type": "vit", "backbone": "attacker/net"},
+        {"model_type": "vit", "attn_implementation": "attacker/kernel"},
+        {"model_type": "vit", "auto_map": {"AutoModel": "attacker/net--evil.Evil"}},
+        {"model_type": "clip", "vision_config": {"auto_map": {"AutoModel": "evil.Evil"}}},
+        {"model_type": "swin", "parts": [{"backbone_config": "attacker/net"}]},
+    ],
+    ids=str,
+)
+def test_networks_elsewhere_are_refused_before_transformers_reads_them(
+    nested: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hf.PretrainedConfig, "__post_init__", lambda *_, **__: pytest.fail("transformers read it"))
+    with pytest.raises(RecordError, match="network_config"):
+        PowerPoolConfig(backbone="hf", network_config=nested, pool={"class": "head", "unit_norm": False})
+
+
+def test_code_beside_a_known_network_is_not_named_in_the_folder(tmp_path: Path) -> None:
+    inner = VIT.build()
+    inner.config.auto_map = {"AutoConfig": "code.Config", "AutoModelForImageClassification": "code.Model"}
+    PowerPoolForImageClassification.from_backbone(inner, make_pool(VIT), LABELS).save_pretrained(tmp_path)
+    assert "auto_map" not in (tmp_path / "config.json").read_text()
+    assert "auto_map" in inner.config.to_dict()
+    load(tmp_path)
 
 
 @pytest.mark.parametrize(

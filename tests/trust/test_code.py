@@ -255,6 +255,27 @@ def test_code_that_comes_with_a_backbone_is_not_run_and_nobody_is_asked(
     assert not witness.exists()
 
 
+def test_code_that_comes_with_a_folder_of_transformers_is_not_run_and_nobody_is_asked(
+    witness: Path, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "net"
+    folder.mkdir()
+    network = {"model_type": "vit", "auto_map": {"AutoModel": "evil.Evil"}, "_name_or_path": str(folder)}
+    config = {
+        "model_type": "powerpool",
+        "backbone": "hf",
+        "network_config": network,
+        "pool": {"class": "head", "unit_norm": False},
+        "id2label": {"0": "a"},
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "evil.py").write_text(f"import os\nos.mkdir({str(witness)!r})\n")
+    (folder / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
+    monkeypatch.setattr("builtins.input", lambda _: pytest.fail("a question was asked"))
+    assert "auto_map" in refused(options("predict vision", folder, tmp_path), capsys)
+    assert not witness.exists()
+
+
 def test_weights_of_other_packages_are_loaded_without_code(
     hostile: Path, witness: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

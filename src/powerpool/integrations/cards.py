@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+from powerpool.files import write_text
+
+FILE = "README.md"
+STUB = "This model card has been automatically generated."
+"""In cards that transformers writes."""
 SHOWN = 20
 """Number of labels that a card lists."""
 CARD = """\
@@ -41,6 +47,17 @@ print(classifier("photo.jpg"))
 
 {labels}
 """
+RESULTS = "\n## Results\n\n"
+
+
+def write_card(folder: str | Path, config: Any, metrics: Mapping[str, float]) -> None:
+    """Write the card of a folder, unless a user changed it; without new metrics it keeps those that it has."""
+    file = Path(folder, FILE)
+    text = file.read_text("utf-8", "replace") if file.exists() else STUB
+    own, _, results = text.partition(RESULTS)
+    is_own = own == model_card(config, {}) and all(line.startswith("|") for line in results.splitlines())
+    if STUB in text or (is_own and metrics):
+        write_text(file, model_card(config, metrics))
 
 
 def model_card(config: Any, metrics: Mapping[str, float]) -> str:
@@ -60,7 +77,7 @@ def model_card(config: Any, metrics: Mapping[str, float]) -> str:
     )
     if metrics:
         rows = "".join(f"| {_as_code(name)} | {value:g} |\n" for name, value in metrics.items())
-        text += f"\n## Results\n\n| Metric | Value |\n|:-------|------:|\n{rows}"
+        text += f"{RESULTS}| Metric | Value |\n|:-------|------:|\n{rows}"
     return text
 
 

@@ -29,11 +29,19 @@ class CropClassifier(nn.Module):
     def __init__(self, backbone: Backbone, pool: nn.Module, labels: int) -> None:
         super().__init__()
         self.backbone, self.pool = backbone, pool
+        if isinstance(pool, HeadPool):
+            # Not activations, which a body and its head may share.
+            _remove_layers(backbone.body, {layer for layer in pool.head.modules() if list(layer.parameters())})
         backbone.head = nn.Identity()  # a part of the pool, or not used
         self.classifier = nn.Linear(int(pool.out_features), labels)  # type: ignore[arg-type]
 
-    def forward(self, images: Tensor) -> Tensor:  # shape: (B, K, 3, H, W) or (B, 3, H, W) -> (B, labels)
-        """Return the logits."""
+    def forward(
+        self,
+        images: Tensor,  # shape: (B, K, 3, H, W) or (B, 3, H, W)
+        output_hidden_states: bool | None = None,
+        output_attentions: bool | None = None,
+    ) -> Tensor:  # shape: (B, labels)
+        """Return the logits; the other arguments, which transformers passes, have no effect."""
         if images.ndim not in (4, 5):
             raise ShapeError(
                 f"pixel_values must have shape (B, crops, 3, H, W) or (B, 3, H, W) (got {tuple(images.shape)})."
@@ -43,3 +51,15 @@ class CropClassifier(nn.Module):
         if not isinstance(self.pool, HeadPool):
             features = patches(features, self.backbone.prefix_tokens)
         return self.classifier(self.pool(features).to(self.classifier.weight.dtype))
+
+
+def _remove_layers(body: nn.Module, layers: set[nn.Module]) -> None:
+    """Remove layers of a head from the body, as the last norm of CLIP: files have no weights with two names.
+
+    The body computed with them what transformers calls the pooled output, which is not used.
+    """
+    for parent in list(body.modules()):
+        if parent not in layers:
+            for name, layer in list(parent.named_children()):
+                if layer in layers:
+                    setattr(parent, name, nn.Identity())

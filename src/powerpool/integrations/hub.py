@@ -11,7 +11,6 @@ import copy
 import dataclasses
 import tempfile
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,13 +19,20 @@ from torch import Tensor, nn
 from powerpool.curves.base import EXTRA_STATE
 from powerpool.data.decoding import Crops
 from powerpool.errors import ArgumentError, PowerPoolError, RecordError, shown
-from powerpool.files import write_text
 from powerpool.integrations.backbones import Backbone, load_backbone
 from powerpool.integrations.backbones.sites import Site
 from powerpool.integrations.backbones.surgery import apply_site, find_and_replace, report_size
-from powerpool.integrations.cards import model_card
+from powerpool.integrations.cards import write_card
 from powerpool.integrations.crops import CropClassifier, HeadPool
-from powerpool.integrations.specs import Spec, build_fields, build_pool, describe_fields, describe_pool
+from powerpool.integrations.networks import classifier_of, plain_config, require_network
+from powerpool.integrations.specs import (
+    Spec,
+    build_fields,
+    build_pool,
+    describe_fields,
+    describe_pool,
+    require_labels,
+)
 
 try:
     # At module level because the classes below are subclasses; only this module needs the package.
@@ -54,10 +60,8 @@ except ModuleNotFoundError as error:
 
 __all__ = ["PowerPoolConfig", "PowerPoolForImageClassification", "PowerPoolImageProcessor"]
 
-MOST_LABELS = 1_000_000
 MOST_WEIGHTS = 2_000_000_000
 """Of a backbone of transformers in a run, which is built in memory before its weights are compared with the file."""
-CARD = "README.md"
 HEADS = tuple({"class": "head", "unit_norm": unit_norm} for unit_norm in (False, True))
 """The pools of classifiers that use the layers of the network itself."""
 
@@ -87,11 +91,10 @@ class PowerPoolConfig(PretrainedConfig):
     """Class and arguments of the pool, with the name and the parameter of its curve."""
 
     def __post_init__(self, **kwargs: Any) -> None:
-        _require_labels(self.id2label, kwargs.get("num_labels"))
+        require_labels(self.id2label, kwargs.get("num_labels"))
         nested = self.network_config
-        kind = nested.get("model_type") if isinstance(nested, dict) else getattr(nested, "model_type", None)
-        if not isinstance(kind, str) and (self.site is not None or self.backbone == "hf"):
-            raise RecordError("network_config must be the configuration of a network, with model_type.")
+        if nested is not None or self.site is not None or self.backbone == "hf":
+            require_network(nested.to_dict() if isinstance(nested, PretrainedConfig) else nested)
         try:
             super().__post_init__(**kwargs)
         except PowerPoolError:
@@ -114,18 +117,6 @@ class PowerPoolConfig(PretrainedConfig):
     def make_pool(self) -> nn.Module | None:
         """Return a new pool; None for the layers of the network itself."""
         return None if self.site is None and self.pool in HEADS else build_pool(self.pool)
-
-
-def _require_labels(names: Any, number: Any) -> None:
-    """Refuse labels before transformers makes a list of as many as a file says."""
-    if number is not None and (not isinstance(number, int) or not 1 <= number <= MOST_LABELS):
-        raise RecordError(f"num_labels must be a whole number from 1 to {MOST_LABELS:,} (got {shown(number)}).")
-    if names is None:
-        return
-    if not isinstance(names, Mapping) or {str(key) for key in names} != {str(key) for key in range(len(names))}:
-        raise RecordError(f"id2label must have a name for each number from 0 (got {shown(names)}).")
-    if not names or not all(isinstance(name, str) for name in names.values()):
-        raise RecordError(f"id2label must have names of labels, at least one (got {shown(names)}).")
 
 
 class PowerPoolForImageClassification(PreTrainedModel):
@@ -203,19 +194,22 @@ class PowerPoolForImageClassification(PreTrainedModel):
             where: the module whose output is pooled; None to find it.
         """
         describe_pool(pool)  # before the model is changed
+        if isinstance(labels, str | bool):
+            raise ArgumentError(f"labels must be a list of names, or their number (got {shown(labels)}).")
         names = [f"LABEL_{number}" for number in range(labels)] if isinstance(labels, int) else list(labels)
-        _require_labels(dict(enumerate(names)), len(names))
+        require_labels(dict(enumerate(names)), len(names))
         if len(set(names)) != len(names):
             raise ArgumentError(f"labels must be different names (got {shown(names)}).")
-        plain: Any = copy.deepcopy(getattr(model, "config", None))
+        plain: Any = getattr(model, "config", None)
         if isinstance(plain, PretrainedConfig):
+            plain = plain_config(plain)
             plain.architectures = [type(model).__name__]  # some configurations have several classifiers
-        if _classifier_of(plain) is not type(model):
+        if classifier_of(plain) is not type(model):
             raise ArgumentError(
                 "model must be an image classifier that AutoModelForImageClassification builds from its configuration "
                 f"(got {type(model).__name__}). Use powerpool.integrations.replace_pooling for other networks."
             )
-        plain.num_labels, plain.name_or_path = 2, ""  # the labels are those of the new configuration
+        plain.num_labels = 2  # the labels are those of the new configuration
         site = find_and_replace(model, pool, len(names), where)
         report_size(model, site, pool)
         config = PowerPoolConfig(
@@ -254,8 +248,7 @@ class PowerPoolForImageClassification(PreTrainedModel):
         nested, name = None, backbone.name
         if name.startswith("hf:"):  # what follows may be a path of this machine
             own = next(layer for layer in backbone.modules() if isinstance(layer, PreTrainedModel))
-            nested, name = copy.deepcopy(own.config), "hf"
-            nested.name_or_path = ""
+            nested, name = plain_config(own.config), "hf"
         config = PowerPoolConfig(
             backbone=name,
             network_config=nested,
@@ -274,22 +267,26 @@ class PowerPoolForImageClassification(PreTrainedModel):
         return_dict: bool | None = None,
         **kwargs: Any,
     ) -> ImageClassifierOutput | tuple[Any, ...]:
-        """Return the logits, and the loss if there are labels; other arguments go to the network."""
+        """Return the logits, and the loss if there are labels; other arguments go to the network.
+
+        A network of a run has no hidden states and attentions: it ignores ``output_hidden_states`` and
+        ``output_attentions``.
+        """
         found = self.model(pixel_values, **kwargs)
+        logits = getattr(found, "logits", found)
         output = ImageClassifierOutput(
-            logits=getattr(found, "logits", found),
+            loss=None if labels is None else self.loss_function(labels, logits, self.config),
+            logits=logits,
             hidden_states=getattr(found, "hidden_states", None),
             attentions=getattr(found, "attentions", None),
         )
-        if labels is not None:
-            output["loss"] = self.loss_function(labels, output.logits, self.config)
         by_name = self.config.return_dict if return_dict is None else return_dict
         return output if by_name else output.to_tuple()
 
     def save_pretrained(
         self, save_directory: Any, *args: Any, metrics: Mapping[str, float] | None = None, **kwargs: Any
     ) -> None:
-        """Save as other models of transformers, with a model card; an existing one is kept.
+        """Save as other models of transformers, with a model card; a card that was changed is kept.
 
         Args:
             save_directory: the folder.
@@ -298,10 +295,15 @@ class PowerPoolForImageClassification(PreTrainedModel):
         """
         # By their names in the model: Trainer resumes without the renaming that from_pretrained does for old files.
         kwargs.setdefault("save_original_format", False)
+        self._metrics = dict(metrics or {})
         super().save_pretrained(save_directory, *args, **kwargs)
-        card = Path(save_directory, CARD)
-        if kwargs.get("is_main_process", True) and not card.exists():
-            write_text(card, model_card(self.config, metrics or {}))
+        if kwargs.get("is_main_process", args[0] if args else True):
+            write_card(save_directory, self.config, self._metrics)
+
+    def _upload_modified_files(self, working_dir: Any, *args: Any, **kwargs: Any) -> Any:
+        # transformers has just written a card without content, unless the repository has one.
+        write_card(working_dir, self.config, self._metrics)
+        return super()._upload_modified_files(working_dir, *args, **kwargs)
 
     @staticmethod
     def _finalize_model_loading(model: Any, load_config: Any, loading_info: Any) -> Any:
@@ -315,24 +317,22 @@ class PowerPoolForImageClassification(PreTrainedModel):
                 f"{load_config.pretrained_model_name_or_path}: {len(wrong)} weights are missing or do not fit the "
                 f"configuration ({', '.join(wrong[:3])}). To train a new classifier, pass ignore_mismatched_sizes=True."
             )
-        return PreTrainedModel._finalize_model_loading(model, load_config, loading_info)
-
-
-def _classifier_of(config: Any) -> type[nn.Module] | None:
-    """Return the class that transformers builds from a configuration."""
-    try:
-        with torch.device("meta"):
-            return type(AutoModelForImageClassification.from_config(config, trust_remote_code=False))
-    except (ValueError, AttributeError, KeyError):
-        return None
+        # transformers allocates buffers that are in no file once more, and leaves those of a backbone without values.
+        kept = {name: buffer for name, buffer in model.named_non_persistent_buffers() if not buffer.is_meta}
+        found = PreTrainedModel._finalize_model_loading(model, load_config, loading_info)
+        for name, buffer in kept.items():
+            model.get_buffer(name).copy_(buffer)
+        return found
 
 
 def _make_backbone(config: PowerPoolConfig) -> Backbone:
     if config.backbone != "hf":
-        return load_backbone(str(config.backbone), pretrained=False)
+        with torch.device("cpu"):  # its buffers that are in no file have values
+            return load_backbone(str(config.backbone), pretrained=False)
     assert isinstance(config.network_config, PretrainedConfig)
     with torch.device("meta"):
-        weights = sum(weight.numel() for weight in AutoModel.from_config(config.network_config).parameters())
+        network = AutoModel.from_config(config.network_config, trust_remote_code=False)
+    weights = sum(weight.numel() for weight in network.parameters())
     if weights > MOST_WEIGHTS:
         raise RecordError(f"The backbone has {weights:,} weights, more than the limit of {MOST_WEIGHTS:,}.")
     # In memory, because it may have to run once to find its features.

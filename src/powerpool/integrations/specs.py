@@ -7,6 +7,7 @@ import inspect
 import math
 import types
 import typing
+from collections.abc import Mapping
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -26,6 +27,8 @@ POOLS: dict[str, type[nn.Module]] = {
 }
 LARGEST_INT = 1 << 20
 """Of channels, coordinates and iterations: no file makes a constructor allocate or compute without bounds."""
+
+MOST_LABELS = 1_000_000
 
 
 def describe_pool(pool: nn.Module) -> Spec:
@@ -146,6 +149,18 @@ def build_fields(kind: type[T], spec: Any, group: str) -> T:
     if missing:
         raise RecordError(f"{group}.{missing[0]} is missing.")
     return kind(**{key: _convert(value, hints[key], f"{group}.{key}") for key, value in options.items()})
+
+
+def require_labels(names: Any, number: Any) -> None:
+    """Refuse labels before transformers makes a list of as many as a file says."""
+    if number is not None and (not isinstance(number, int) or not 1 <= number <= MOST_LABELS):
+        raise RecordError(f"num_labels must be a whole number from 1 to {MOST_LABELS:,} (got {shown(number)}).")
+    if names is None:
+        return
+    if not isinstance(names, Mapping) or {str(key) for key in names} != {str(key) for key in range(len(names))}:
+        raise RecordError(f"id2label must have a name for each number from 0 (got {shown(names)}).")
+    if not names or not all(isinstance(name, str) for name in names.values()):
+        raise RecordError(f"id2label must have names of labels, at least one (got {shown(names)}).")
 
 
 def _read_object(spec: Any, name: str) -> Spec:

@@ -10,8 +10,9 @@ from typing import Any
 from powerpool.integrations.backbones import surgery
 from powerpool.integrations.backbones.base import BACKBONES_VERSION, Backbone, BackboneError, patches
 from powerpool.integrations.backbones.folding import fold_batch_norm
-from powerpool.integrations.backbones.hf import Preprocessing, read_preprocessing
+from powerpool.integrations.backbones.hf import read_preprocessing
 from powerpool.integrations.backbones.loading import load_backbone
+from powerpool.integrations.backbones.preprocessing import Preprocessing
 
 __all__ = [
     "BACKBONES_VERSION",

@@ -9,8 +9,7 @@ import os
 import socket
 import urllib.request
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 from urllib.parse import urlsplit
 
 import torch
@@ -19,23 +18,19 @@ from torch import Tensor, nn
 from powerpool.data.store import how_to_fetch, may_fetch
 from powerpool.errors import ArgumentError
 from powerpool.integrations.backbones.base import (
-    IMAGENET_MEAN,
-    IMAGENET_STD,
     PROBE_SIZES,
     Backbone,
     BackboneError,
     Triple,
     as_map,
-    as_triple,
     average_pooling,
     evaluating,
     hooked,
     import_or_explain,
 )
+from powerpool.integrations.backbones.preprocessing import FILE, Preprocessing, parse_preprocessing
 
 PREFIX = "hf:"
-BICUBIC = 3
-"""Pillow's number of the method."""
 
 
 class LastMap(nn.Module):
@@ -273,19 +268,6 @@ def _image_size(config: Any) -> int | None:
 # ---- preprocessing ---------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Preprocessing:
-    """How images are prepared for a network."""
-
-    mean: Triple = IMAGENET_MEAN
-    std: Triple = IMAGENET_STD
-    size: int | None = None
-    """Width and height of the images in pixels; None if the network does not say."""
-    resize: int | None = None
-    """Short side of an image before a square of ``size`` is cut from it."""
-    interpolation: Literal["bilinear", "bicubic"] = "bilinear"
-
-
 def read_preprocessing(name: str, *, download: bool = False) -> Preprocessing | None:
     """Return the preprocessing of ``hf:<name or path>``, without loading the network; None for other backbones.
 
@@ -311,26 +293,11 @@ def read_preprocessing(name: str, *, download: bool = False) -> Preprocessing | 
 def _read_preprocessing(transformers: Any, config: Any, source: str, local: bool) -> Preprocessing:
     try:
         found, _ = transformers.ImageProcessingMixin.get_image_processor_dict(source, local_files_only=local)
-    except OSError:
+    except OSError as error:
+        if local and os.path.exists(os.path.join(source, FILE)):
+            raise BackboneError(f"Cannot read {FILE} in {source}: {error}") from error
         found = {}
-    mean, std = as_triple(found.get("image_mean"), IMAGENET_MEAN), as_triple(found.get("image_std"), IMAGENET_STD)
-    if found.get("do_normalize") is False:
-        mean, std = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
-    resize = _side(found.get("size"))
-    size = _side(found.get("crop_size")) if found.get("do_center_crop", "crop_size" in found) else None
-    share = found.get("crop_pct")
-    if size is None and resize is not None and isinstance(share, float) and 0 < share < 1:  # as ConvNeXt does
-        size, resize = resize, int(resize / share)
-    size = size or resize or _image_size(config)
-    interpolation: Literal["bilinear", "bicubic"] = "bicubic" if found.get("resample") == BICUBIC else "bilinear"
-    return Preprocessing(mean, std, size, max(resize or size, size) if size else None, interpolation)
-
-
-def _side(size: Any) -> int | None:
-    """Return the width, or the short side, of a size of an image processor."""
-    if isinstance(size, dict):
-        size = size.get("width") or size.get("shortest_edge")
-    return size if isinstance(size, int) and size > 0 else None
+    return parse_preprocessing(found, source, _image_size(config))
 
 
 # ---- access ----------------------------------------------------------------------------------------------------------
