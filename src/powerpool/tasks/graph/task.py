@@ -186,7 +186,7 @@ class GraphTask(Task[GraphConfig, GraphSet, GraphFit, GraphModel]):
                 epochs = best.epoch if is_short else config.training.epochs
                 if epochs not in again:
                     watched = not set(TEST_PROTOCOLS).isdisjoint(protocols)
-                    own = checkpoint and checkpoint.with_name(f"{checkpoint.name}-{epochs}")
+                    own = checkpoint and checkpoint.with_name(f"{checkpoint.name}-{epochs}{'-watched' * watched}")
                     again[epochs] = self._train_again(config, data, chain, best, epochs, watched, own, watch)
                 training = again[epochs]
                 network, curves, seconds = training.model, training.curves, training.seconds
