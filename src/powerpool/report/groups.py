@@ -186,7 +186,7 @@ def list_seeds(group: Group) -> list[int]:
 def count_folds(record: RunRecord) -> tuple[int, int]:
     """Return the number of folds and the number of seeds on each."""
     folds = len({result.run(record.seed)[0] for result in record.results})
-    return folds, -(-record.count // folds)
+    return folds, -(-len(record.results) // folds)
 
 
 def format_range(values: Iterable[int | None]) -> str:
