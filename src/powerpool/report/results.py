@@ -51,9 +51,9 @@ def get_count(record: RunRecord, *names: str) -> int | None:
 
 
 def get_backbone(record: RunRecord) -> str | None:
-    """Return the name of the backbone; None for tasks without one."""
-    value = get_setting(record, "backbone")
-    return value if isinstance(value, str) and value else None
+    """Return the name of the backbone; None for GIN0 and for tasks without one."""
+    value = get_setting(record, *(("model", "backbone") if record.task == "graph" else ("backbone",)))
+    return value if isinstance(value, str) and value not in ("", "GIN0") else None
 
 
 def describe_record(record: RunRecord) -> str:
