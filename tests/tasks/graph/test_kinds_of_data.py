@@ -13,7 +13,7 @@ from torch_geometric.data import Data
 from powerpool.cli.commands import evaluate, predict, train
 from powerpool.cli.main import main
 from powerpool.cli.reproduce import reproduce
-from powerpool.data import DataError, GraphSet
+from powerpool.data import DataError, GraphSet, NodeFeatures, load_graphs
 from powerpool.files import read_json
 from powerpool.report.groups import group_records
 from powerpool.report.tables import make_table
@@ -25,6 +25,7 @@ from powerpool.tasks.graph.inference import load_run
 from powerpool.tasks.graph.options import EvaluateOptions, PredictOptions, ReproduceOptions, TrainOptions
 from powerpool.tasks.graph.task import TASK
 from powerpool.tasks.graph.training import Training
+from tests.tasks.graph.samples import write_own_set
 
 SMALL = ModelConfig("SOP+SpecMaxExpF", hidden=8, layers=1)
 SHORT = TrainingConfig(epochs=2, batch_size=16)
@@ -136,6 +137,23 @@ class TestRegression:
         bold = [row[0] for row in table.rows if type(row[1]).__name__ == "Bold"]
         best = min(group.records, key=lambda record: record.mean)
         assert bold == [best.method]
+
+
+def test_remarks_say_what_is_used_and_what_is_dropped(tmp_path: Path) -> None:
+    ring = torch.tensor([[0, 1, 1, 2, 2, 2], [1, 0, 2, 1, 2, 1]])  # a self-loop and a repeated edge
+    graphs = [Data(edge_index=ring, y=torch.tensor([number % 2]), num_nodes=3) for number in range(4)]
+    (remark,) = TASK.data_remarks(GraphSet.from_pyg(graphs, "mine"))
+    assert "node features are degree" in remark
+    assert "8 self-loops and repeated edges" in remark
+    assert "regression" not in remark
+    (remark,) = TASK.data_remarks(GraphSet.from_pyg(make_graphs(regression=True)))
+    assert "regression: y is floating-point; use integer y for classes" in remark
+    assert "dropped" not in remark
+    (remark,) = TASK.data_remarks(load_graphs(write_own_set(tmp_path / "OWN")))
+    assert remark == "OWN: node features are labels."
+    mutag = replace(load_graphs("MUTAG", download=False), ignored=())
+    assert TASK.data_remarks(mutag) == []
+    assert len(TASK.data_remarks(replace(mutag, features=NodeFeatures("degree", (0, 1))))) == 1
 
 
 class TestClasses:
