@@ -41,6 +41,20 @@ def test_one_group_for_each_data_set_protocol_and_backbone() -> None:
     ]
 
 
+def test_readouts_on_another_backbone_are_compared_with_its_mean() -> None:
+    def on_gcn(method: str, *values: float) -> RunRecord:
+        return graph_run(method, values, config={"model": {"method": "x", "backbone": "GCN"}})
+
+    records = [on_gcn("GCN+SOP", 80.0, 84.0), on_gcn("GCN+Sum", 70.0, 71.0), on_gcn("GCN", 78.0, 80.0)]
+    plain, other = group_records([graph_run("GIN0", [90.0, 91.0]), *records])
+    assert (plain.title, plain.baseline) == ("MUTAG, validation-only", "GIN0")
+    assert (other.title, other.baseline) == ("MUTAG, validation-only GCN", "GCN")
+    assert [record.method for record in other.records] == ["GCN", "GCN+Sum", "GCN+SOP"]
+    row = other.find("GCN+SOP")
+    assert row is not None
+    assert row.to_baseline == pytest.approx(3.0)
+
+
 def test_second_record_of_a_row_is_refused() -> None:
     with pytest.raises(RecordError, match=r"second file .* SOP on flower102, protocol frozen, backbone efficient"):
         group_records([image_run("SOP", FLAGS), image_run("SOP", FLAGS)])
@@ -63,6 +77,10 @@ def test_what_is_tested() -> None:
     assert describe_test(only(episode_run("SoSN(x)", RIGHT))) == (
         "60 episodes with 15 queries each, 1 training seed per method"
     )
+    frozen = {"backbone": "timm:a"}
+    for rights, seeds in (((RIGHT,), "1 seed of"), ((RIGHT, RIGHT), "2 seeds of")):
+        text = describe_test(only(episode_run("FOP+NCM", *rights, config=frozen)))
+        assert text == f"60 episodes with 15 queries each, {seeds} test episodes per method"
 
 
 def test_seeds_of_all_runs() -> None:

@@ -230,3 +230,14 @@ def test_gain_of_the_paper_with_the_same_method() -> None:
         table = make_pretraining_table(*group_records(records))
         assert table is not None
         assert [row[8] for row in table.rows] == [paper]
+
+
+def test_the_spread_over_folds_is_that_of_means_over_seeds() -> None:
+    results = tuple(
+        fold(value, number, fold=number % 3, seed=number // 3)
+        for number, value in enumerate((80.0, 90.0, 84.0, 82.0, 88.0, 88.0))
+    )
+    (group,) = group_records([graph_run("GIN0", results=results)])
+    cells = make_cells(group, group.rows[0])
+    assert cells["ours"] == f"85.33 ± {np.std([81, 89, 86], ddof=1):.2f}"
+    assert cells["folds"] == "3, 2 seeds"

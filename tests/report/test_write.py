@@ -313,3 +313,16 @@ def test_whole_report_keeps_its_structure(text: str, structure: tuple[list[str],
         assert not {"html_inline", "image"} & {child.type for child in token.children or ()}
         links = [child.attrGet("href") for child in token.children or () if child.type == "link_open"]
         assert links in ([], ["#reading-the-tables"])
+
+
+@pytest.mark.parametrize(
+    "metrics, points, lower",
+    [(["accuracy in %"], True, False), (["MAE"], False, True), (["accuracy in %", "MAE"], True, True)],
+)
+def test_units_of_differences(
+    metrics: list[str], points: bool, lower: bool, tmp_path: Path, without_plots: None
+) -> None:
+    records = [graph_run("SOP", [1.0, 2.0], data=metric[:3], metric=metric) for metric in metrics]
+    for path in write_report(records, tmp_path):
+        text = path.read_text()
+        assert (("percentage points" in text), ("lower is better" in text)) == (points, lower)

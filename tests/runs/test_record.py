@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from scipy import stats
 
 from powerpool.errors import RecordError
+from powerpool.runs.compare import summarize
 from powerpool.runs.environment import Environment
 from powerpool.runs.record import (
     Confusion,
@@ -71,6 +73,25 @@ def test_a_record_is_read_as_it_was_written(tmp_path):
     assert (written["schema"], written["count"], written["mean"], written["std"]) == (2, 3, 84.0, 4.0)
     assert written["interval"] == pytest.approx([interval.low, interval.high])
     assert record.results[0].confusion.dense() == [[5, 0], [2, 3]]
+
+
+def test_seeds_of_a_fold_are_no_further_folds(tmp_path):
+    values = {(0, 0): 80.0, (1, 0): 90.0, (2, 0): 84.0, (0, 7): 82.0, (1, 7): 88.0, (2, 7): 88.0}
+    results = [make_fold(number, value, fold=fold, seed=seed)
+               for number, ((fold, seed), value) in enumerate(values.items())]  # fmt: skip
+    record = make_record(results=tuple(results))
+    means = [81.0, 89.0, 86.0]
+    interval = stats.ttest_1samp(means, 0).confidence_interval()
+    assert (record.count, record.mean, len(record.values)) == (3, pytest.approx(256 / 3), 6)
+    assert record.std == pytest.approx(statistics.stdev(means))
+    assert record.interval == pytest.approx((interval.low, interval.high))
+    record.write(tmp_path / "record.json")
+    assert RunRecord.read(tmp_path / "record.json") == record
+    # Files of earlier versions have the numbers of all results.
+    written, every = json.loads((tmp_path / "record.json").read_text()), summarize(list(values.values()))
+    written |= {"count": 6, "std": every.std, "interval": list(every.interval)}
+    (tmp_path / "old.json").write_text(json.dumps(written))
+    assert RunRecord.read(tmp_path / "old.json") == record
 
 
 def test_results_of_other_tasks_are_read_as_they_were_written(tmp_path):

@@ -34,13 +34,13 @@ def train(options: Any) -> None:
         options = replace(options, **{entry.name: getattr(config, entry.name) for entry in fields(config)})
     (protocol,) = options.protocols
     folder = Path(options.out or options.default_folder(task.identity(data).name))
-    for remark in (*task.data_remarks(data), *task.remarks(config, data)):
-        print_note(remark)
     start = environment()  # before the training: the code may change while it runs
     task.check(config, data, options.chain)
     with locked(folder):
         stored = options.stored_config(config)
         open_run(folder, stored, task.identity(data), task=task.name, overwrite=options.overwrite)
+        for remark in (*task.data_remarks(data), *task.remarks(config, data)):
+            print_note(remark)
         with show_progress() as watch:
             outcome = run_chain(task, config, data, options.chain, [protocol], folder / CHECKPOINTS, watch)
         result = outcome.results[protocol]

@@ -124,6 +124,10 @@ IN_PYTHON = {
     "download=True": "--download true",
     "root=": "--data_root",
     'corrupt="skip"': "--corrupt skip",
+    "features='degree'": "--features degree",
+    "features='constant'": "--features constant",
+    "edges='symmetrise'": "--edges symmetrise",
+    "edges='directed'": "--edges directed",
     ", or cut=ClassCut(...)": "",
 }
 """Arguments of Python functions that errors recommend, and the same as options."""
@@ -286,6 +290,8 @@ def _explain(error: BaseException, name: str) -> tuple[int, str]:
     if isinstance(error, PowerPoolError):
         return error.exit_code, f"error: {_in_options(error, name)}"
     if isinstance(error, ModuleNotFoundError) and command and str(error.name).partition(".")[0] != "powerpool":
+        if "pip install" in str(error):  # it names the package for the data or the setting
+            return 1, f"error: {error}"
         install = f"pip install 'powerpool[{command.extras}]'"
         return 1, f"error: needs the package {error.name!r}, which is not installed. Install it with: {install}"
     if isinstance(error, OSError) and error.strerror:

@@ -162,6 +162,7 @@ def _make_record(task: AnyTask, row: AnyRow, protocol: str, answers: Sequence[An
         config={
             **task.settings(task.with_protocol(first, protocol), row.data),
             **row.settings,
+            **row.facts,
             **task.protocol_settings(protocol),
         },
         seed=first.seed,

@@ -171,7 +171,7 @@ def _read_rows(source: GraphSource, kind: str, expected: int, columns: int | Non
 def _remedy(kind: str) -> str:
     if kind == "graph_attributes":
         return "Remove graphs without a target."
-    other = ", or use other features, such as features='degree'." if kind.startswith("node") else "."
+    other = ", or use features='degree'." if kind.startswith("node") else "."
     return f"Replace it, for instance by the mean{other}"
 
 
@@ -202,8 +202,8 @@ def _read_edges(source: GraphSource, owner: Tensor, direction: str) -> tuple[Ten
             assert line is not None
             raise refuse(
                 line,
-                "has no reverse edge. If this is intended, pass edges='symmetrise' (--edges symmetrise) to add reverse "
-                "edges, or edges='directed' to keep edges as they are.",
+                "has no reverse edge. If this is intended, use edges='symmetrise' to add reverse edges, or "
+                "edges='directed' to keep edges as they are.",
             )
         if direction == "symmetrise":
             key, row = _distinct(torch.cat([key, reverse]), torch.cat([row, row]))

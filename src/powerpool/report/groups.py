@@ -19,7 +19,7 @@ from powerpool.report.results import (
     get_backbone,
 )
 from powerpool.runs.record import EpisodeResult, RunRecord, SplitResult
-from powerpool.tasks.graph.config import OPTIMISTIC
+from powerpool.tasks.graph.config import OPTIMISTIC, name_in_tables
 from powerpool.tasks.methods import METHODS
 
 BASELINES = {"graph": "GIN0", "vision": "FOP", "fewshot": "RelationNet"}
@@ -138,9 +138,13 @@ def group_records(
     groups = []
     for key in keys:
         task, data, protocol, backbone = key
-        names = sorted(found[key], key=lambda name: _rank(name, tuple(METHODS[task]) if order is None else order))
-        compared = baseline or (FROZEN_BASELINE if task == "fewshot" and backbone else BASELINES[task])
-        rows = tuple(_make_row(found[key][name], found[key].get(compared)) for name in names)
+        methods, compared = found[key], FROZEN_BASELINE if task == "fewshot" and backbone else BASELINES[task]
+        known: Sequence[str] = tuple(METHODS[task])
+        if task == "graph" and backbone:
+            compared, *known = (name_in_tables(name, backbone) for name in (compared, *known))
+        compared = baseline or compared
+        names = sorted(methods, key=lambda name: _rank(name, known if order is None else order))
+        rows = tuple(_make_row(methods[name], methods.get(compared)) for name in names)
         groups.append(Group(task, data, protocol, backbone or None, compared, rows))
     return groups
 
@@ -172,8 +176,8 @@ def describe_test(group: Group) -> str:
         return f"{format_range([one.count for one in results if isinstance(one, SplitResult)])} images{runs}"
     tested = [one for one in results if isinstance(one, EpisodeResult)]
     episodes = format_range([len(one.right) for one in tested])
-    kind = "training seed" if group.backbone is None else "seed of test episodes"
-    seeds = f"{counts} {kind}{'' if counts == '1' else 's'} per method"
+    kind = "" if group.backbone is None else " of test episodes"
+    seeds = f"{counts} {'' if kind else 'training '}seed{'' if counts == '1' else 's'}{kind} per method"
     return f"{episodes} episodes with {format_range([one.queries for one in tested])} queries each, {seeds}"
 
 
@@ -186,7 +190,7 @@ def list_seeds(group: Group) -> list[int]:
 def count_folds(record: RunRecord) -> tuple[int, int]:
     """Return the number of folds and the number of seeds on each."""
     folds = len({result.run(record.seed)[0] for result in record.results})
-    return folds, -(-record.count // folds)
+    return folds, -(-len(record.results) // folds)
 
 
 def format_range(values: Iterable[int | None]) -> str:

@@ -51,9 +51,9 @@ def get_count(record: RunRecord, *names: str) -> int | None:
 
 
 def get_backbone(record: RunRecord) -> str | None:
-    """Return the name of the backbone; None for tasks without one."""
-    value = get_setting(record, "backbone")
-    return value if isinstance(value, str) and value else None
+    """Return the name of the backbone; None for GIN0 and for tasks without one."""
+    value = get_setting(record, *(("model", "backbone") if record.task == "graph" else ("backbone",)))
+    return value if isinstance(value, str) and value not in ("", "GIN0") else None
 
 
 def describe_record(record: RunRecord) -> str:
@@ -94,7 +94,7 @@ def accuracies(record: RunRecord, numbers: Sequence[int] | None = None) -> list[
 def sum_confusions(record: RunRecord) -> Confusion | None:
     """Sum the confusion matrices of all results; None unless every result has one."""
     found = [result.confusion for result in record.results if result.confusion is not None]
-    if len(found) < record.count:
+    if len(found) < len(record.results):
         return None
     if len({one.classes for one in found}) > 1:
         raise RecordError(f"All results must have the same classes in {describe_record(record)}.")
@@ -221,7 +221,7 @@ def compute_interval(record: RunRecord) -> Interval | None:
         return 100 * low, 100 * high
     if record.task == "fewshot":
         return summarize(accuracies(record)).interval
-    return summarize(record.paired(record)[0]).interval  # seeds of a fold share all graphs
+    return record.interval
 
 
 def compare_records(record: RunRecord, other: RunRecord) -> Comparison | None:

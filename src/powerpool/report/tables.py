@@ -117,7 +117,7 @@ def count_chosen(record: RunRecord) -> str:
     parts = []
     for name, values in counts.items():
         ordered = sorted(values.items(), key=lambda item: (-item[1], item[0]))
-        is_only = len(ordered) == 1 and ordered[0][1] == record.count
+        is_only = len(ordered) == 1 and ordered[0][1] == len(record.results)
         listed = ordered[0][0] if is_only else ", ".join(f"{value} ({count})" for value, count in ordered)
         parts.append(f"{name} {listed}")
     return "; ".join(parts)

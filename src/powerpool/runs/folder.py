@@ -14,6 +14,7 @@ Version 0.1 wrote ``model.pt`` instead of the two model files; it is still read.
 
 from __future__ import annotations
 
+import hashlib
 import platform
 import shutil
 from collections.abc import Callable, Collection, Mapping
@@ -203,6 +204,13 @@ def _find_model(folder: Path, task: str) -> Path:
         f"{folder} contains no {MODEL}: it is not a run of powerpool train {task}, or its training was stopped. "
         f"Resume it with: powerpool train {task} --config {folder / CONFIG} --out {folder}"
     )
+
+
+def digest_weights(folder: str | Path, task: str) -> str:
+    """Return a digest of the weights in a run folder, wherever that is."""
+    file = _find_model(Path(folder), task)
+    weights = file.with_name(WEIGHTS) if file.name == MODEL else file
+    return hashlib.blake2b(weights.read_bytes(), digest_size=8).hexdigest()
 
 
 def read_model(

@@ -11,7 +11,7 @@ import json
 import math
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Literal
@@ -235,12 +235,13 @@ class RunRecord:
 
     @property
     def summary(self) -> Summary:
-        """Count, mean, standard deviation and interval of the values."""
-        return summarize(self.values)
+        """Count, mean, standard deviation and interval over runs, or over folds, each with its mean over seeds."""
+        return summarize(self.paired(self)[0])
 
     @property
     def count(self) -> int:
-        return len(self.results)
+        """The number of folds or runs: seeds of a fold share its graphs and do not count."""
+        return self.summary.count
 
     @property
     def mean(self) -> float:
@@ -281,7 +282,7 @@ class RunRecord:
         """Write the record atomically, with the numbers derived from its results."""
         data = to_json(self)
         heads = {name: data.pop(name) for name in HEADS}
-        write_json(path, {"schema": SCHEMA, **heads, **_derived(self.summary), **data})
+        write_json(path, {"schema": SCHEMA, **heads, **asdict(self.summary), **data})
 
     @classmethod
     def read(cls, path: str | Path) -> RunRecord:
@@ -295,8 +296,9 @@ class RunRecord:
         try:
             found = _convert_old(data) if schema == OLD_SCHEMA else data
             record = _build(cls, found)
-            for name, derived in _derived(record.summary).items():
-                if not _is_close(data.get(name), derived):
+            of_all = asdict(summarize(record.values))  # files of earlier versions have these
+            for name, derived in asdict(record.summary).items():
+                if not any(_is_close(data.get(name), one) for one in (derived, of_all[name])):
                     raise RecordError(
                         f"{name} is {shown(data.get(name))}, but its results give {derived}. Restore the file."
                     )
@@ -387,16 +389,10 @@ def _convert_old_trial(trial: Json) -> Json:
     return {"settings": {name: value for name, value in trial.items() if name not in named}, **scores}
 
 
-def _derived(summary: Summary) -> dict[str, Json]:
-    interval = None if summary.interval is None else list(summary.interval)
-    return {"count": summary.count, "mean": summary.mean, "std": summary.std, "interval": interval}
-
-
 def _is_close(found: Json, derived: Json) -> bool:
     """Whether a number, a pair of numbers or None is the derived one, up to the round-off of another machine."""
-    if isinstance(derived, list):
-        pairs = zip(found, derived, strict=True) if isinstance(found, list) and len(found) == len(derived) else None
-        return pairs is not None and all(_is_close(one, other) for one, other in pairs)
+    if isinstance(derived, tuple):
+        return isinstance(found, list) and len(found) == len(derived) and all(map(_is_close, found, derived))
     if derived is None or isinstance(derived, int):
         return type(found) is type(derived) and found == derived
     return type(found) in (int, float) and math.isclose(found, derived, rel_tol=1e-9, abs_tol=1e-9)

@@ -84,6 +84,8 @@ class Row(Generic[C, D]):
     """Whether a training uses the whole machine, so that one runs after the other in this process."""
     settings: dict[str, Json] = field(default_factory=dict)
     """What results depend on and records state beside the settings of :meth:`Task.settings`, which they replace."""
+    facts: dict[str, Json] = field(default_factory=dict)
+    """What records state beside that, and stored results are not looked up by."""
 
     def chain(self, place: int) -> int:
         """Return the number of a chain among those with the same configuration: a fold, or 0 for a seed."""

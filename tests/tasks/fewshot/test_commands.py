@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from powerpool.cli.main import main
+from powerpool.cli.reproduce import chain_folder
 from powerpool.errors import PowerPoolError
 from powerpool.runs.config import read_recipe
 from powerpool.runs.record import RunRecord
@@ -297,8 +298,8 @@ def test_a_row_starts_every_seed_from_its_encoder(trained):
     assert row.method == "SoSN(x)+Enc+SigmE"
     assert [one.seed for one in row.configs] == [0, 1]
     assert {(one.pretrained, one.pretrained_part) for one in row.configs} == {(str(trained), "encoder")}
-    assert row.settings["pretrained"] == "encoder of SoSN(x+L)+SigmE, seeds 0, 0"  # no path of this machine
-    assert row.settings["pretraining"] == {
+    assert row.facts["pretrained"] == "encoder of SoSN(x+L)+SigmE, seeds 0, 0"  # no path of this machine
+    assert row.facts["pretraining"] == {
         "data": "bars",
         "method": "SoSN(x+L)+SigmE",
         "part": "encoder",
@@ -306,3 +307,25 @@ def test_a_row_starts_every_seed_from_its_encoder(trained):
     }
     with pytest.raises(PowerPoolError, match="2 seeds"):
         with_encoders(row, [str(trained)] * 3)
+
+
+def test_results_are_stored_by_the_encoder_that_their_seed_starts_from(trained, tmp_path):
+    config = read_recipe(trained / "config.yaml", FewShotConfig)
+    data = TASK.load(config)
+    config = replace(config, train_classes=None, validation_classes=None, class_order=None)
+    config = with_method(config, "SoSN(x)+SigmE", 1)
+    same, other = (Path(shutil.copytree(trained, tmp_path / name)) for name in ("same", "other"))
+    model = load_run(other)
+    with torch.no_grad():
+        next(model.network.encoder.parameters()).mul_(2)
+    TASK.save(model, other)
+
+    def folders(*runs: Path) -> list[Path]:
+        seeds = list(range(len(runs)))
+        row = with_encoders(make_row(ReproduceOptions(seeds=seeds), config, data), [str(one) for one in runs])
+        return [chain_folder(TASK, row, place, tmp_path) for place in seeds]
+
+    first = folders(trained)
+    assert folders(same) == first
+    assert folders(other) != first
+    assert folders(trained, other)[:1] == first  # a further seed changes no other

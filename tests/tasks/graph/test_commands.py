@@ -16,9 +16,13 @@ import torch
 
 from powerpool.cli.main import main
 from powerpool.data import load_graphs, stratified_folds
+from powerpool.runs.config import read_recipe
 from powerpool.runs.record import RunRecord
 from powerpool.tasks.graph.inference import load_run
+from powerpool.tasks.graph.options import RunConfig
+from powerpool.tasks.graph.task import TASK, make_fold
 from powerpool.tasks.graph.training import Training
+from powerpool.tasks.pooling import Samples
 from tests.data.tu_sets import Graph
 from tests.tasks.graph.samples import assert_equal_states, rings_and_stars, write_own_set
 
@@ -263,3 +267,17 @@ def test_evaluate_and_predict_refuse_graphs_that_do_not_fit(trained, tmp_path, c
     assert "graph_labels" in refusal(capsys, "evaluate", "graph", "--run", trained, "--data", bare)
     words = ["predict", "graph", "--run", trained, "--data", bare, "--out", tmp_path / "found.txt"]
     assert ".csv or .json" in refusal(capsys, *words)
+
+
+def test_folds_of_permuted_labels_are_those_of_the_training_wherever_a_run_is_opened(tmp_path, own):
+    folder = tmp_path / "run"
+    assert train(folder, "--data", own, "--training.epochs", "1", "--permute_labels", "true") == 0
+    assert run("evaluate", "graph", "--run", folder) == 0
+    config = read_recipe(folder / "config.yaml", RunConfig)
+    graphs = TASK.load(config)
+    for split in ("train", "test"):
+        source = TASK.feature_source(folder, Samples(split=split, samples=1000))
+        chosen = getattr(make_fold(config, graphs, 0), split)
+        assert source.data == TASK.identity(graphs)
+        sizes = sorted(graphs.node_ptr.diff()[chosen].tolist())
+        assert sorted(one.features.shape[1] for one in source.sets) == sizes

@@ -11,18 +11,21 @@ from torch.testing import assert_close
 from torch_geometric.data import Data
 
 from powerpool.cli.commands import evaluate, predict, train
+from powerpool.cli.main import main
 from powerpool.cli.reproduce import reproduce
-from powerpool.data import DataError, GraphSet
+from powerpool.data import DataError, GraphSet, NodeFeatures, load_graphs
 from powerpool.files import read_json
 from powerpool.report.groups import group_records
 from powerpool.report.tables import make_table
 from powerpool.runs.record import FoldResult, RunRecord
+from powerpool.tasks.base import ignore_progress
 from powerpool.tasks.graph.backbones import BACKBONES, WITH_EDGES
 from powerpool.tasks.graph.config import GraphConfig, ModelConfig, TrainingConfig
 from powerpool.tasks.graph.inference import load_run
 from powerpool.tasks.graph.options import EvaluateOptions, PredictOptions, ReproduceOptions, TrainOptions
 from powerpool.tasks.graph.task import TASK
 from powerpool.tasks.graph.training import Training
+from tests.tasks.graph.samples import write_own_set
 
 SMALL = ModelConfig("SOP+SpecMaxExpF", hidden=8, layers=1)
 SHORT = TrainingConfig(epochs=2, batch_size=16)
@@ -136,6 +139,23 @@ class TestRegression:
         assert bold == [best.method]
 
 
+def test_remarks_say_what_is_used_and_what_is_dropped(tmp_path: Path) -> None:
+    ring = torch.tensor([[0, 1, 1, 2, 2, 2], [1, 0, 2, 1, 2, 1]])  # a self-loop and a repeated edge
+    graphs = [Data(edge_index=ring, y=torch.tensor([number % 2]), num_nodes=3) for number in range(4)]
+    (remark,) = TASK.data_remarks(GraphSet.from_pyg(graphs, "mine"))
+    assert "node features are degree" in remark
+    assert "8 self-loops and repeated edges" in remark
+    assert "regression" not in remark
+    (remark,) = TASK.data_remarks(GraphSet.from_pyg(make_graphs(regression=True)))
+    assert "regression: y is floating-point; use integer y for classes" in remark
+    assert "dropped" not in remark
+    (remark,) = TASK.data_remarks(load_graphs(write_own_set(tmp_path / "OWN")))
+    assert remark == "OWN: node features are labels."
+    mutag = replace(load_graphs("MUTAG", download=False), ignored=())
+    assert TASK.data_remarks(mutag) == []
+    assert len(TASK.data_remarks(replace(mutag, features=NodeFeatures("degree", (0, 1))))) == 1
+
+
 class TestClasses:
     def test_rare_classes(self) -> None:
         graphs = GraphSet.from_pyg(make_graphs(60, rare=9))
@@ -160,10 +180,31 @@ class TestClasses:
         for one in graphs:
             one.edge_index, one.edge_attr = one.edge_index[:, ::2], None
         data = save(tmp_path / "one-way.pt", graphs)
-        with pytest.raises(DataError, match="--edges symmetrise"):
+        with pytest.raises(DataError, match="edges='symmetrise'"):
             train(options(data, tmp_path / "run"))
         train(options(data, tmp_path / "run", edges="symmetrise"))
         evaluate(EvaluateOptions(run=str(tmp_path / "run")))
+
+    def test_reproduce_takes_the_options_that_its_errors_name(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        graphs = make_graphs()
+        for one in graphs:
+            one.edge_index, one.edge_attr = one.edge_index[:, ::2], None
+            one.x[0] = torch.nan
+        words = {"data": [save(tmp_path / "hard.pt", graphs)], "quick": True, "methods": ["GIN0", "SOP"]}
+        called = ["reproduce", "graph", "--data", *words["data"], "--quick", "--out", str(tmp_path / "out")]
+        assert main(called) == 2
+        assert "--edges symmetrise" in capsys.readouterr().err
+        assert main([*called, "--edges", "symmetrise"]) == 2
+        assert "--features degree" in capsys.readouterr().err
+        assert main([*called, "--backbone", "GIN1"]) == 2
+        rows = TASK.plan(
+            ReproduceOptions(**words, edges="symmetrise", features="degree", backbone="GCN"), ignore_progress
+        )
+        assert [row.method for row in rows] == ["GCN", "GCN+SOP"]
+        assert rows[0].data.features.kind == "degree"
+        assert rows[0].configs[0].edges == "symmetrise"
 
     def test_edge_features_are_required_where_the_name_says_so(self, tmp_path: Path) -> None:
         graphs = make_graphs()

@@ -167,6 +167,7 @@ def test_further_seeds_share_the_folds_and_reuse_the_choice_of_the_first(tmp_pat
             (3, 0, 7),
         ]
         assert record.results[:2] == first[key].results
+        assert (record.config["search_seed"], "search_seed" in first[key].config) == (0, False)
         points = 2 if record.method == "GIN0" else 4
         for one, again in zip(record.results[:2], record.results[2:], strict=True):
             assert (len(one.trials), len(again.trials)) == (points, 1)

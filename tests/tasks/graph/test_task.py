@@ -191,6 +191,20 @@ def test_settings_without_effect_are_remarked(graphs):
 ON_TEST = ["retrain", "test-epoch", "test-epoch-per-fold"]
 
 
+def test_a_stopped_retraining_leaves_nothing_to_one_that_tests_every_epoch(graphs, fits, tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "CHECKPOINT_SECONDS", -1.0)  # after every epoch
+
+    def stop(what, done, total):
+        if done == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        TASK.finish(CONFIG, graphs, NUMBER, fits, ["retrain"], tmp_path / "final", stop)
+    models = TASK.finish(CONFIG, graphs, NUMBER, fits, ["test-epoch"], tmp_path / "final", lambda *args: None)
+    found = TASK.test(CONFIG, graphs, NUMBER, fits, models, lambda *args: None)["test-epoch"]
+    assert len(found.curves["test_accuracy"]) == CONFIG.training.epochs
+
+
 def test_epochs_chosen_on_test_graphs_are_those_of_the_test_curves(graphs, fold, fits):
     models = TASK.finish(CONFIG, graphs, NUMBER, fits, ON_TEST, None, lambda *args: None)
     found = TASK.test(CONFIG, graphs, NUMBER, fits, models, lambda *args: None)

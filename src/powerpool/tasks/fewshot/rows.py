@@ -82,8 +82,8 @@ def with_encoders(row: FewShotRow, runs: Sequence[str]) -> FewShotRow:
         row,
         configs=configs,
         method=_insert_after_name(row.method, "+Enc"),
-        settings={
-            **row.settings,
+        facts={
+            **row.facts,
             "pretrained": f"encoder of {first.model.method}, seeds {', '.join(_seed_of(folder) for folder in folders)}",
             "pretraining": known,
         },

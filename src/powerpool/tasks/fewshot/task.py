@@ -18,7 +18,7 @@ from powerpool.console import print_note
 from powerpool.data import EpisodeError, FewShotSet, MissingDataError
 from powerpool.data.sources import is_at_path
 from powerpool.errors import ArgumentError, RecordError, UnknownNameError
-from powerpool.runs.folder import DataIdentity, load_state, require_same_data, save_model, save_state
+from powerpool.runs.folder import DataIdentity, digest_weights, load_state, require_same_data, save_model, save_state
 from powerpool.runs.record import EpisodeResult, RunRecord
 from powerpool.runs.typed import Json
 from powerpool.tasks.base import Evaluation, Predictions, Task, Unit, Watch, ignore_progress, with_absolute_paths
@@ -85,7 +85,10 @@ class FewShotTask(Task[FewShotConfig, FewShotSet, Training, TrainedModel]):
 
     def settings(self, config: FewShotConfig, data: FewShotSet) -> dict[str, Json]:
         counts = {name: len(bank) for name, bank in data.splits.items()}
-        return {**super().settings(config, data), "images": counts}
+        found = {**super().settings(config, data), "images": counts}
+        if config.pretrained is not None:  # what it contains, not where it is
+            found["pretrained"] = digest_weights(config.pretrained, self.name)
+        return found
 
     def data_remarks(self, data: FewShotSet) -> list[str]:
         return describe_skipped(data)

@@ -86,8 +86,13 @@ class ModelConfig:
 
     @property
     def title(self) -> str:
-        """The name in tables: that of the readout, with the backbone if that is not GIN0, as GCN+Max or GCN+SOP."""
-        return self.method if self.backbone == "GIN0" else f"{self.backbone}+{self.method}".replace("+GIN0", "")
+        """The name in tables."""
+        return name_in_tables(self.method, self.backbone)
+
+
+def name_in_tables(method: str, backbone: str) -> str:
+    """Return the name of a readout, with the backbone if that is not GIN0, as GCN, GCN+Max or GCN+SOP."""
+    return method if backbone == "GIN0" else f"{backbone}+{method}".replace("+GIN0", "")
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,12 @@ from dataclasses import replace
 import torch
 
 from powerpool.data import DataError, Fold, GraphSet, load_graphs, stratified_folds
+from powerpool.data.tu_format import GRAPHS
 from powerpool.errors import ArgumentError
 from powerpool.tasks.graph.backbones import WITH_EDGES
 from powerpool.tasks.graph.config import GraphConfig
+
+PERMUTED = " (permuted labels)"
 
 
 def load_data(config: GraphConfig) -> GraphSet:
@@ -29,19 +32,27 @@ def load_data(config: GraphConfig) -> GraphSet:
 def permute_labels(graphs: GraphSet, seed: int) -> GraphSet:
     """Return the graphs with shuffled labels, and a name that says so."""
     order = torch.randperm(len(graphs), generator=torch.Generator().manual_seed(seed))
-    return replace(graphs, name=f"{graphs.name} (permuted labels)", targets=graphs.targets[order])
+    return replace(graphs, name=f"{graphs.name}{PERMUTED}", targets=graphs.targets[order])
 
 
 def describe_data(graphs: GraphSet) -> list[str]:
-    """Return a remark on what is used of a data set and what is not; none where all there is are labels."""
-    if not graphs.ignored and graphs.attributes is None and graphs.edge_features is None:
+    """Return a remark on what is used of a data set and what is not; none for a known one of which all is used."""
+    parts = [f"node features are {graphs.features.kind}"]
+    if graphs.edge_features:
+        parts[0] += f", edge features are {graphs.edge_features.kind}"
+    if graphs.ignored:
+        parts.append(f"not used: {', '.join(graphs.ignored)}")
+    if graphs.dropped:
+        parts.append(f"dropped: {graphs.dropped} self-loops and repeated edges")
+    is_known = graphs.name.removesuffix(PERMUTED) in GRAPHS and graphs.features.kind == "labels"
+    if is_known and len(parts) == 1 and not graphs.edge_features:
         return []
-    edges = f", edge features are {graphs.edge_features.kind}" if graphs.edge_features else ""
-    ignored = f"; not used: {', '.join(graphs.ignored)}" if graphs.ignored else ""
-    remedy = ""
+    remark = f"{graphs.name}: {'; '.join(parts)}."
     if any(kind.startswith("edge") for kind in graphs.ignored):
-        remedy = f" Edge features are used by model.backbone {', '.join(WITH_EDGES)}."
-    return [f"{graphs.name}: node features are {graphs.features.kind}{edges}{ignored}.{remedy}"]
+        remark += f" Edge features are used by the backbones {', '.join(WITH_EDGES)}."
+    if graphs.is_regression:
+        remark += " This is regression: y is floating-point; use integer y for classes."
+    return [remark]
 
 
 def make_fold(config: GraphConfig, graphs: GraphSet, number: int) -> Fold:

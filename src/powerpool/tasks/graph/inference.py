@@ -205,10 +205,10 @@ def describe_measures(measures: dict[str, float]) -> str:
 def evaluate(options: EvaluateOptions, make_fold: Callable[[GraphConfig, GraphSet, int], Fold]) -> Evaluation:
     """Test the model of a run: on the test graphs of its fold, or on all graphs of other data."""
     model, config = load_run(options.run), read_recipe(Path(options.run, CONFIG), RunConfig)
-    root = options.data_root or config.data_root
-    graphs = model.read(options.data or config.data, root, download=options.download)
-    if config.permute_labels and not options.data:
-        graphs = permute_labels(graphs, config.seed)
+    if options.data:
+        graphs = model.read(options.data, options.data_root or config.data_root, download=options.download)
+    else:
+        graphs = _read_own(model, config, options.data_root, options.download)
     is_own = is_data_of(options.run, graphs.digest)
     if not options.data and not is_own:
         raise RecordError(
@@ -242,6 +242,12 @@ def evaluate(options: EvaluateOptions, make_fold: Callable[[GraphConfig, GraphSe
     )
 
 
+def _read_own(model: TrainedModel, config: RunConfig, root: str | None, download: bool) -> GraphSet:
+    """Read the graphs of a run, with the labels that it was trained with, on which its folds depend."""
+    graphs = model.read(config.data, root or config.data_root, download=download)
+    return permute_labels(graphs, config.seed) if config.permute_labels else graphs
+
+
 def predict(options: PredictOptions) -> Predictions:
     """Predict the class of every graph, with the probability of each class; or its target."""
     model = load_run(options.run)
@@ -271,7 +277,7 @@ def feature_source(
         chosen, name = torch.arange(len(graphs)), f"all graphs of {graphs.name}"
     else:
         config = read_recipe(folder / CONFIG, RunConfig)
-        graphs = model.read(config.data, samples.data_root or config.data_root, download=samples.download)
+        graphs = _read_own(model, config, samples.data_root, samples.download)
         chosen = getattr(make_fold(config, graphs, config.fold), samples.split)
         name, data = f"the {samples.split} graphs of {graphs.name}", DataIdentity(graphs.name, graphs.digest)
     drawn, network = samples.draw(chosen), model.network

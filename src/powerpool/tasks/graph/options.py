@@ -10,7 +10,8 @@ from typing import ClassVar
 from powerpool.checks import require_seed
 from powerpool.errors import ArgumentError, require_choice
 from powerpool.tasks import options as base
-from powerpool.tasks.graph.config import PROTOCOLS, TEST_PROTOCOLS, GraphConfig, Protocol
+from powerpool.tasks.graph.backbones import BACKBONES
+from powerpool.tasks.graph.config import PROTOCOLS, TEST_PROTOCOLS, Edges, Features, GraphConfig, Protocol
 from powerpool.tasks.methods import GRAPH_METHODS, MORE_READOUTS
 from powerpool.tasks.options import read_layered, require_answer_file, require_distinct, take_fields
 
@@ -113,6 +114,12 @@ class ReproduceOptions(base.ReproduceOptions):
         protocols: validation-only and retrain, or one of them. test-epoch takes the best epoch of the mean test curve
             over folds, as the code of GIN does, and test-epoch-per-fold the best epoch of each fold, as that of SOPool
             does; both are chosen on test graphs: optimistic, only for comparison with published figures
+        features: node features: labels, attributes, labels+attributes, degree, constant or auto; default: those of the
+            recipe
+        edges: undirected refuses edges without a reverse, symmetrise adds it, directed keeps edges as they are;
+            default: that of the recipe
+        backbone: the graph convolutions: GIN0, GIN-eps, GCN, GraphSAGE, GINE, GATv2 or PNA; default: those of the
+            recipe
         permute_labels: a control: the labels of all graphs are shuffled
         full: a grid over the whole ranges of the paper: hours to days
         seed: of folds, weights and batches; default: that of the recipe
@@ -126,6 +133,9 @@ class ReproduceOptions(base.ReproduceOptions):
     methods: list[str] = field(default_factory=lambda: [name for name in GRAPH_METHODS if name not in MORE_READOUTS])
     protocols: list[str] = field(default_factory=lambda: list(PROTOCOLS))
     full: bool = False
+    features: Features | None = None
+    edges: Edges | None = None
+    backbone: str | None = None
     permute_labels: bool | None = None
     seed: int | None = None
     seeds: list[int] = field(default_factory=list)
@@ -137,6 +147,8 @@ class ReproduceOptions(base.ReproduceOptions):
             require_seed(seed)
         for protocol in self.protocols:
             require_choice(protocol, (*PROTOCOLS, *TEST_PROTOCOLS), "value of protocols")
+        if self.backbone is not None:
+            require_choice(self.backbone, BACKBONES, "backbone")
         require_distinct(protocols=self.protocols, seeds=self.seeds, fold_subset=self.fold_subset)
         if not self.protocols or not self.methods:
             raise ArgumentError("protocols and methods must each have at least one value.")
@@ -160,7 +172,10 @@ class ReproduceOptions(base.ReproduceOptions):
             scales,
             data_root=self.data_root,
             download=self.download,
+            features=self.features,
+            edges=self.edges,
             permute_labels=self.permute_labels,
             seed=self.seed,
             model__method="GIN0",
+            model__backbone=self.backbone,
         )

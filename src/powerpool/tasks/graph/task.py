@@ -186,7 +186,7 @@ class GraphTask(Task[GraphConfig, GraphSet, GraphFit, GraphModel]):
                 epochs = best.epoch if is_short else config.training.epochs
                 if epochs not in again:
                     watched = not set(TEST_PROTOCOLS).isdisjoint(protocols)
-                    own = checkpoint and checkpoint.with_name(f"{checkpoint.name}-{epochs}")
+                    own = checkpoint and checkpoint.with_name(f"{checkpoint.name}-{epochs}{'-watched' * watched}")
                     again[epochs] = self._train_again(config, data, chain, best, epochs, watched, own, watch)
                 training = again[epochs]
                 network, curves, seconds = training.model, training.curves, training.seconds
@@ -332,7 +332,7 @@ class GraphTask(Task[GraphConfig, GraphSet, GraphFit, GraphModel]):
             for fold in folds:
                 make_fold(recipe, graphs, fold)
             first, *others = options.seeds or [recipe.training_seed]
-            searched: dict[str, Json] = {"search_seed": first}
+            searched: dict[str, Json] = {"search_seed": first} if others else {}
             for method in options.methods:
                 # A recipe serves all methods: its settings are for those that have them.
                 own = GRAPH_METHODS[method].parameters
@@ -346,6 +346,7 @@ class GraphTask(Task[GraphConfig, GraphSet, GraphFit, GraphModel]):
                     self.method(config),
                     graphs.name,
                     chains=tuple(folds),
+                    facts=searched,
                 )
                 rows.append(row)
                 for seed in others:
@@ -367,8 +368,7 @@ TASK = GraphTask()
 
 def _use_choice(config: GraphConfig, result: Path) -> GraphConfig:
     """Return the settings with the grid point that another seed selected on the same fold."""
-    found = read_json(result)["results"]
-    return config.at(next(iter(found.values()))["chosen"])
+    return config.at(next(iter(read_json(result)["results"].values()))["chosen"])
 
 
 def _run(training: Training, epochs: int, file: Path | None, show: Any) -> None:
