@@ -123,6 +123,7 @@ class TestSavedDataSets:
             exactly(found[1].x, torch.zeros(2, 2))
             exactly(found[2].x, graphs[2].x)
         assert len(load_graphs(str(tmp_path / "one.pt"))) == 1
+        assert Data in torch.serialization.get_safe_globals()  # PyG registered it
 
     def test_anything_else_is_refused(self, tmp_path: Path) -> None:
         path = tmp_path / "bad.pt"

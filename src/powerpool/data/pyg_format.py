@@ -189,8 +189,11 @@ def _read_saved(path: Path, limits: Limits) -> list[Data]:
 
     if not path.exists():
         raise MissingDataError(f"There is no file {path}.")
+    # Only those that are not registered yet: leaving the context removes them, also those that PyG registered itself.
+    known = torch.serialization.get_safe_globals()
+    missing = [kind for kind in (Data, DataEdgeAttr, DataTensorAttr, GlobalStorage) if kind not in known]
     try:
-        with torch.serialization.safe_globals([Data, DataEdgeAttr, DataTensorAttr, GlobalStorage]):
+        with torch.serialization.safe_globals(missing):
             content = read_tensors(path, limits.text, "PyG data set")
     except RecordError as error:
         raise DataError(f"{error} {REMEDY}") from error
