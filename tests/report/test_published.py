@@ -26,7 +26,7 @@ from powerpool.solvers import select
 from powerpool.tasks.methods import GRAPH_METHODS, MORE_READOUTS
 
 ROOT = Path(__file__).parents[2]
-FOLDERS = ("graph", "vision", "vision-vit", "vision-convnext", "fewshot", "fewshot-pretraining")
+FOLDERS = ("graph", "graph-protocols", "vision", "vision-vit", "vision-convnext", "fewshot", "fewshot-pretraining")
 GRAPHS = ("MUTAG", "PTC_MR", "PROTEINS", "NCI1")
 READOUTS = ("GIN0", "SOP", "SOP+SigmE", "SOP+NewtonSchulz", "SOP+SpecMaxExpF")
 FROZEN = ("frozen", "frozen-softmax")
