@@ -39,8 +39,7 @@ LARGEST_ONNX = 1536 * 2**20
 """Bytes of weights in one ONNX file. The limit of the format is 2 GB; above this the exporter adds a second file."""
 TOLERANCE = 1e-5
 """Largest allowed difference between a probability of the file and of the model."""
-CHATTY = ("torch.onnx", "torch.export", "onnxscript", "onnx_ir")
-"""Loggers of messages that are of no use here."""
+CHATTY = ("torch.onnx", "torch.export", "onnxscript", "onnx_ir")  # their messages are of no use here
 
 
 class ExportError(PowerPoolError, RuntimeError):
