@@ -8,6 +8,7 @@ Features become a moment matrix, a curve is applied to its entries or its spectr
 True
 """
 
+from powerpool import _interrupt as _interrupt
 from powerpool import _renamed, curves, integrations, nn, solvers
 from powerpool.curves import FAHDP, HDP, AsinhE, Curve, Gamma, MaxExp, SigmE, SignedMaxExp
 from powerpool.functional import elementwise, first_order_pool, gram_factor, second_order_pool, spectral
