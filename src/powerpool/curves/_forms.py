@@ -2,6 +2,7 @@ r"""Numerical forms that several curves share: powers of :math:`1-d`, and divide
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -16,10 +17,11 @@ TINY = 1e-30
 def complement_power(d: Tensor, exponent: Parameter) -> Tensor:
     r"""Compute :math:`(1-d)^e` for :math:`0 \le d \le 1` to an ulp or two, however small the result."""
     # exp(e log1p(-d)) has an error of e log(1-d) ulps, and its derivative is NaN at d = 1. The part that 1 - d rounds
-    # away is known exactly and is restored as a factor.
+    # away is known exactly and is restored as a factor. It is finite: where it would overflow, the power is 0.
     rest = 1 - d
     lost = (1 - rest) - d
-    return torch.pow(rest, exponent) * torch.exp(exponent * safe_divide(lost, rest))
+    largest = math.log(torch.finfo(d.dtype).max) - 1
+    return torch.pow(rest, exponent) * torch.exp((exponent * safe_divide(lost, rest)).clamp(max=largest))
 
 
 def complement_quotient(d: Tensor, exponent: Parameter) -> Tensor:
