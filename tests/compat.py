@@ -39,7 +39,10 @@ CORE = (
 COMPILED = (*CORE, "tests/test_tracing.py")
 """With torch.compile and torch.export: most of the time, so on the oldest and the newest torch only."""
 EXTRAS = ("graph", "vision", "train", "sweep", "figures", "sklearn")
-WITH_EXTRAS = ("tests/integrations", "tests/tasks/vision/test_finetuning.py", "tests/cli/test_options.py")
+WITH_EXTRAS = (
+    *("tests/integrations", "tests/tasks/vision/test_finetuning.py", "tests/tasks/vision/test_augmentation.py"),
+    *("tests/cli/test_options.py", "tests/runs/test_config.py"),
+)
 RAY = ("tests/runs/test_engines.py", "-k", "ray")
 RECORD, TABLE = "compat.json", "README.md"
 PROBE = (
@@ -105,7 +108,7 @@ def lowest() -> list[str]:
     """Return the packages of the extras, at the lowest version where one is declared."""
     found = [Requirement(text) for text in metadata.requires("powerpool") or ()]
     wanted = [one for one in found if one.marker and any(one.marker.evaluate({"extra": extra}) for extra in EXTRAS)]
-    pinned = [re.sub(r">=([\d.]+)", r"==\1.*", f"{one.name}{_extras(one)}{one.specifier}") for one in wanted]
+    pinned = [re.sub(r">=([\d.]+)", r"==\1", f"{one.name}{_extras(one)}{one.specifier}") for one in wanted]
     return sorted(set(pinned))
 
 
@@ -118,7 +121,7 @@ def environments() -> Iterator[Environment]:
     oldest, minors = declared(PYPROJECT.read_text(encoding="utf-8"))
     found = pythons(minors)
     first, *_, last = found
-    yield Environment(f"py{first}-oldest", found[first], f"torch=={oldest}.*", "core, compiled", COMPILED)
+    yield Environment(f"py{first}-oldest", found[first], f"torch=={oldest}", "core, compiled", COMPILED)
     for minor, command in found.items():
         what, tests = ("core, compiled", COMPILED) if minor == last else ("core", CORE)
         yield Environment(f"py{minor}-newest", command, "torch", what, tests)
