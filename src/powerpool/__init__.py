@@ -16,7 +16,7 @@ from powerpool.moments import autocorrelation, segment_autocorrelation, spatial_
 from powerpool.solvers import GramFactor, SolverChoice, select_solver
 from powerpool.vectorize import from_vector, to_vector
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _renamed.install()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import importlib
 import os
+import platform
 import re
 import shlex
 import signal
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import ClassVar
 
 import pytest
+import torch
 
 import powerpool
 from powerpool.cli.main import COMMANDS, Command, main
@@ -41,7 +43,9 @@ def test_help_and_version(capsys):
     assert main(["train", "--help"]) == 0
     assert re.search(r"train graph .*train vision .*train fewshot ", capsys.readouterr().out, re.DOTALL)
     assert main(["--version"]) == 0
-    assert capsys.readouterr().out == f"powerpool {version('powerpool')}\n"
+    first, second = capsys.readouterr().out.splitlines()
+    assert first == f"powerpool {version('powerpool')}"
+    assert second.startswith(f"torch {torch.__version__}, Python {platform.python_version()}, ")
 
 
 @pytest.mark.parametrize(
