@@ -52,8 +52,8 @@ def section(record: dict[str, Any]) -> str:
 {chr(10).join(rows)}
 
 `make stress` also kills runs between two checkpoints, fills the disk, closes the pipe that output goes to, and trains
-for thousands of steps at constant memory. `make fuzz` reads damaged files of every kind, here with {record["times"]} times
-the examples of `make test`. Seconds are the sum over tests on a busy machine; commit {(record["commit"] or "?")[:7]}.
+for thousands of steps at constant memory. `make fuzz` reads damaged files of every kind, here with
+{record["times"]} times the examples of `make test`. Seconds are the sum over tests on a busy machine; commit {(record["commit"] or "?")[:7]}.
 """
 
 
