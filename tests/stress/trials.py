@@ -53,7 +53,8 @@ def section(record: dict[str, Any]) -> str:
 
 `make stress` also kills runs between two checkpoints, fills the disk, closes the pipe that output goes to, and trains
 for thousands of steps at constant memory. `make fuzz` reads damaged files of every kind, here with
-{record["times"]} times the examples of `make test`. Seconds are the sum over tests on a busy machine; commit {(record["commit"] or "?")[:7]}.
+{record["times"]} times the examples of `make test`. Seconds are the sum over tests on a busy machine;
+commit {(record["commit"] or "?")[:7]}.
 """
 
 
