@@ -120,8 +120,8 @@ def environments() -> Iterator[Environment]:
     """Yield all environments that this machine has a Python for."""
     oldest, minors = declared(PYPROJECT.read_text(encoding="utf-8"))
     found = pythons(minors)
-    first, *_, last = found
-    yield Environment(f"py{first}-oldest", found[first], f"torch=={oldest}", "core, compiled", COMPILED)
+    *_, last = found
+    yield Environment("oldest", sys.executable, f"torch=={oldest}", "core, compiled", COMPILED)
     for minor, command in found.items():
         what, tests = ("core, compiled", COMPILED) if minor == last else ("core", CORE)
         yield Environment(f"py{minor}-newest", command, "torch", what, tests)
@@ -198,7 +198,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.compat", description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("results", "compat"))
     parser.add_argument("--work", type=Path, default=Path("build", "compat"), help="folder of the environments")
-    parser.add_argument("--only", nargs="*", default=[], help="names of environments, such as py3.10-oldest")
+    parser.add_argument("--only", nargs="*", default=[], help="names of environments, such as py3.10-newest")
     options = parser.parse_args(argv)
     record = options.out / RECORD
     known = {row["name"]: Outcome(**row) for row in read_json(record)["outcomes"]} if record.exists() else {}

@@ -32,7 +32,7 @@ def test_lower_bounds_are_pinned() -> None:
 def test_a_failure_is_counted_and_shown(tmp_path) -> None:
     path = tmp_path / "report.xml"
     path.write_text(REPORT)
-    started = compat.Outcome("py3.10-oldest", "core", "3.10.1", "2.5.0", "abcdefg", {"lightning": "2.4.0"}, seconds=3)
+    started = compat.Outcome("oldest", "core", "3.10.1", "2.5.0", "abcdefg", {"lightning": "2.4.0"}, seconds=3)
     outcome = compat.read_report(path, started)
     assert (outcome.passed, outcome.skipped, outcome.failed) == (2, 1, ["a.b::bad"])
     text = compat.table([outcome])
