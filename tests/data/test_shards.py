@@ -67,6 +67,13 @@ def test_a_path_with_braces_and_a_single_shard(folder):
     assert (load_images(one).name, sum(map(len, load_images(one).splits.values()))) == ("one", 12)
 
 
+def test_imagenet_by_name_is_tested_on_its_validation_shards(tmp_path):
+    write_shard(tmp_path / "imagenet" / "imagenet1k-train-0000.tar", samples(range(44)))
+    write_shard(tmp_path / "imagenet" / "imagenet1k-validation-00.tar", samples(range(44, 55)))
+    found = load_images("imagenet", tmp_path)
+    assert {name: len(split) for name, split in found.splits.items()} == {"train": 33, "validation": 11, "test": 11}
+
+
 def test_few_shot_learning_reads_shards(folder):
     assert len(load_fewshot(f"{folder}/some-train-{{00..01}}.tar", size=16, channels=1).classes) == 11
 

@@ -4,8 +4,9 @@
 
 The same images are written as a folder of class folders and as shards. A training reads the folder and is not
 stopped; another reads the shards, is killed with SIGKILL between two checkpoints, and resumes. Both must end with the
-same weights, bit for bit. Memory is that of all processes of a training, sampled ten times a second: the sum of their
-proportional set sizes, in which shared pages count once.
+same weights, bit for bit. A third is killed and resumed, too, with two processes, whose sums are rounded in another
+order. Memory is that of all processes of a training, sampled ten times a second: the sum of their proportional set
+sizes, in which shared pages count once.
 """
 
 from __future__ import annotations
@@ -30,11 +31,14 @@ from PIL import Image
 
 from powerpool.runs.folder import load_state
 from tests.stress.cases import digest
+from tests.stress.kills import ROOT
 
 CLASSES, SIDE, SHARD = 100, 32, 1000
 HELD_OUT = 0.02
 """Images for validation and for testing, each as a share of those for training."""
 CHECKPOINT_MINUTES = 0.1
+SECONDS_LOST = 2.0
+"""Between a checkpoint and the kill."""
 CHECKPOINT = Path("checkpoints", "00-00", "last.pt")
 POLL = 0.1
 """Seconds."""
@@ -99,6 +103,8 @@ class Run:
     megabytes: float
     """The largest of all processes together."""
     processes: int
+    loss: float | None
+    """Of training, mean over the epoch; None if it was killed."""
     killed_at: int | None = None
     """Batches that were in the checkpoint at the kill."""
 
@@ -111,26 +117,29 @@ class Record:
     runs: dict[str, Run]
     equal: bool
     """Whether the training from shards, killed and resumed, has the weights of the training from the folder."""
-    difference: float
-    """The largest difference of a weight after training with two processes."""
+
+    @property
+    def batches(self) -> int:
+        """Of an epoch."""
+        return -(-self.images // BATCH)
 
 
 def words(folder: Path, data: str, run: Path, devices: int = 1) -> list[str]:
     """Return the command, without ``powerpool``."""
     options = {
+        "--config": "vision/imagenet",
         "--data": data,
-        "--mode": "end-to-end",
         "--backbone": f"hf:{folder / 'backbone'}",
         "--backbone_weights": "random",
         "--pool.method": "SOP+SpecMaxExpF",
+        "--pool.reduce_to": 16,
         "--crops.size": SIDE,
-        "--crops.count": 1,
         "--crops.resize": SIDE,
-        "--training.crops": 1,
         "--training.epochs": 1,
         "--training.batch_size": BATCH,
         "--training.batch_norm": "true",  # there is none: then a CPU, too, computes all images of a batch at once
         "--training.learning_rate": 0.001,
+        "--training.head_learning_rate": 0.001,
         "--training.devices": devices,
         "--accelerator": "cpu",
         "--workers": 1,
@@ -140,24 +149,27 @@ def words(folder: Path, data: str, run: Path, devices: int = 1) -> list[str]:
 
 
 def train(command: list[str], run: Path, cache: Path, *, kill: bool = False) -> Run:
-    """Give the command in processes of its own; ``kill``: until its checkpoint has a batch, then end all of them."""
+    """Give the command in a process of its own; ``kill``: end it and all that it started after a checkpoint."""
     variables = {**os.environ, "POWERPOOL_CACHE": str(cache), "POWERPOOL_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     start, largest, most, saved = time.monotonic(), 0.0, 0, None
     log = run.with_suffix(".log")
     with log.open("ab") as file:
-        started = [sys.executable, "-m", __spec__.name, "--train", *command]
-        process = psutil.Popen(started, env=variables, stdout=file, stderr=file, start_new_session=True)
+        started = [sys.executable, "-m", "tests.stress.scale", "--train", *command]
+        process = psutil.Popen(started, env=variables, stdout=file, stderr=file, cwd=ROOT)
         while process.poll() is None:
             size, count = measure(process)
             largest, most = max(largest, size), max(most, count)
             if kill and (saved := position(run)):
-                os.killpg(process.pid, signal.SIGKILL)
+                time.sleep(SECONDS_LOST)
+                for one in (process, *process.children(recursive=True)):
+                    one.kill()
                 process.wait()
             time.sleep(POLL)
     if process.returncode != (-signal.SIGKILL if kill else 0):
         raise SystemExit(f"{' '.join(command)} ended with {process.returncode}:\n{log.read_text()}")
-    seconds = None if kill else read_state(run)["progress"]["seconds"]
-    return Run(time.monotonic() - start, seconds, largest, most, saved)
+    progress = {} if kill else read_state(run)["progress"]
+    (loss,) = progress.get("train_loss", [None])
+    return Run(time.monotonic() - start, progress.get("seconds"), largest, most, loss, saved)
 
 
 def measure(process: psutil.Process) -> tuple[float, int]:
@@ -190,25 +202,26 @@ def run_here(command: list[str]) -> int:
 
 def trial(folder: Path, images: int) -> Record:
     """Write the images, train on them in three ways, and return what was measured."""
-    write_sets(folder / "few", FEW)
-    write_sets(folder / "many", images)
+    few, many = (folder / "images" / name for name in ("few", "many"))
+    write_sets(few, FEW)
+    write_sets(many, images)
     write_backbone(folder / "backbone")
-    many = folder / "many" / "shards" / f"{{train-{{000000..{(images - 1) // SHARD:06d}}},val-000000,test-000000}}.tar"
+    shards = many / "shards" / f"{{train-{{000000..{(images - 1) // SHARD:06d}}},val-000000,test-000000}}.tar"
     found: dict[str, Run] = {}
     for name, data, devices in (
-        ("few", folder / "few" / "classes", 1),
-        ("folder", folder / "many" / "classes", 1),
-        ("shards", many, 1),
-        ("two processes", many, 2),
+        ("few", few / "classes", 1),
+        ("few, two processes", few / "shards", 2),
+        ("folder", many / "classes", 1),
+        ("shards", shards, 1),
+        ("two processes", shards, 2),
     ):
         run = folder / name
         command = words(folder, str(data), run, devices)
-        if data == many:
+        if data == shards:
             found[f"{name}, killed"] = train(command, run, folder / "cache", kill=True)
         found[name] = train(command, run, folder / "cache")
-    whole, resumed, joint = (read_state(folder / name)["model"] for name in ("folder", "shards", "two processes"))
-    differences = [float((joint[name] - value).abs().max()) for name, value in whole.items()]
-    return Record(images, found, digest(whole) == digest(resumed), max(differences))
+    whole, resumed = (digest(read_state(folder / name)["model"]) for name in ("folder", "shards"))
+    return Record(images, found, whole == resumed)
 
 
 if __name__ == "__main__":
@@ -216,6 +229,7 @@ if __name__ == "__main__":
         sys.exit(run_here(sys.argv[2:]))
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--images", type=int, default=50_000)
+    parser.add_argument("--out", type=Path, help="new folder for images and runs; default: a temporary one")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as place:
-        print(json.dumps(asdict(trial(Path(place), options.images)), indent=2))
+    with tempfile.TemporaryDirectory() as temporary:
+        print(json.dumps(asdict(trial((options.out or Path(temporary)).absolute(), options.images)), indent=2))

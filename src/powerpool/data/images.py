@@ -220,13 +220,14 @@ def load_images(
     the columns ``path``, ``label`` and ``split`` may list the images instead, and the lists of MIT67, Food-101,
     CUB-200-2011, DTD, FGVC-Aircraft and miniImageNet are read, too. Classes are named after their folders and sorted by
     name. Hidden files, system files and files such as ``notes.txt`` are skipped; a file of unknown kind in a class
-    folder is an error.
+    folder is an error. A folder of tar files contains WebDataset shards, with ``KEY.jpg`` and ``KEY.cls``; a word such
+    as ``train`` or ``val`` in the path of a shard is its split.
 
     Args:
-        data: the path of a folder or zip, or of a table like ``splits.csv``; ``flower102``, ``mit67``, ``fmd``,
-            ``food101``, ``imagenet``, ``cub200``, ``dtd``, ``aircraft``, ``cars`` or any other name that is found in
-            ``root``; ``digits``, which comes with scikit-learn; ``glyphs``, which is drawn by this package; or a data
-            set on the Hugging Face hub, ``hf:owner/name``.
+        data: the path of a folder or zip, of a table like ``splits.csv``, or of shards, ``train-{0000..0099}.tar``;
+            ``flower102``, ``mit67``, ``fmd``, ``food101``, ``imagenet``, ``cub200``, ``dtd``, ``aircraft``, ``cars`` or
+            any other name that is found in ``root``; ``digits``, which comes with scikit-learn; ``glyphs``, which is
+            drawn by this package; or a data set on the Hugging Face hub, ``hf:owner/name``.
         root: a folder with ``NAME/`` or ``NAME.zip``, directly or in a subfolder ``images``; by default that of the
             environment variable POWERPOOL_DATA.
         download: whether data sets of the hub may be downloaded; those on this machine can always be loaded.

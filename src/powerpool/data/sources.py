@@ -75,7 +75,11 @@ KNOWN = {
         folders=("food-101",),
         tests_on_validation=True,
     ),
-    "imagenet": Known("train/<wnid>/<image> and val/<wnid>/<image>", "ILSVRC/imagenet-1k", tests_on_validation=True),
+    "imagenet": Known(
+        "train/<wnid>/<image> and val/<wnid>/<image>, or shards",
+        "ILSVRC/imagenet-1k",
+        tests_on_validation=True,
+    ),
     "cub200": Known(
         "images/<class>/<image>, images.txt, image_class_labels.txt, train_test_split.txt and classes.txt",
         "bentrevett/caltech-ucsd-birds-200-2011",
