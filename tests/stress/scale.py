@@ -162,7 +162,8 @@ def train(command: list[str], run: Path, cache: Path, *, kill: bool = False) -> 
             if kill and (saved := position(run)):
                 time.sleep(SECONDS_LOST)
                 for one in (process, *process.children(recursive=True)):
-                    one.kill()
+                    with contextlib.suppress(psutil.NoSuchProcess):  # it has ended with the first
+                        one.kill()
                 process.wait()
             time.sleep(POLL)
     if process.returncode != (-signal.SIGKILL if kill else 0):

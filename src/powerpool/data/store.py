@@ -317,7 +317,8 @@ def hash_files(folder: Path, names: Iterable[str]) -> dict[str, str]:
             raise ImageError(f"Cannot read {path}: {error.strerror or error}.") from error
         return [about.st_size, about.st_mtime_ns, digest.hexdigest()]
 
-    listed, found = list(names), {}
+    listed = list(names)
+    found: dict[str, list[Any]] = {}
     with ThreadPoolExecutor(default_threads()) as pool:  # reading and hashing release the interpreter lock
         for start in range(0, len(listed), 256):  # a million waiting tasks would take gigabytes
             part = listed[start : start + 256]
