@@ -318,12 +318,13 @@ class Lists:
         """Return the annotated images of a MATLAB file of Stanford Cars."""
         found: list[Entry] = []
         try:
-            rows, classes = content["annotations"], list(content["class_names"])
+            rows, names = content["annotations"], content["class_names"]
+            classes = dict(enumerate([names] if isinstance(names, str) else names, start=1))
             for number, row in enumerate([rows] if isinstance(rows, dict) else rows, start=1):
                 file = PurePosixPath(row["fname"] if "fname" in row else row["relative_im_path"]).name
                 split = "test" if row.get("test", folder == "cars_test") else "train"
-                label = dict(enumerate(classes, start=1))[int(row["class"])]
-                found.append((f"{self.at(name)}, annotation {number}", f"{folder}/{file}", str(label), split))
+                label = str(classes[int(row["class"])])
+                found.append((f"{self.at(name)}, annotation {number}", f"{folder}/{file}", label, split))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise DataError(
                 f"{self.at(name)} has no annotations with fname and class, or a class without a name: {error!r}."
