@@ -7,12 +7,14 @@ be used is an error that names the file, the line and what to do.
 from __future__ import annotations
 
 import csv
-import io
+import json
 import os
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Iterable
 from itertools import chain
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from powerpool.data.archives import IMAGE_SUFFIXES
@@ -47,6 +49,14 @@ CARS = {"cars_train": "cars_train_annos.mat", "cars_test": "cars_test_annos_with
 CARS_META = "cars_meta.mat"
 CARS_TOGETHER = ("car_ims", "cars_annos.mat")
 """Stanford Cars with all images in one folder."""
+
+READ_MATLAB = """
+import io, json, sys
+from scipy.io import loadmat
+found = loadmat(io.BytesIO(sys.stdin.buffer.read()), simplify_cells=True, variable_names=["annotations", "class_names"])
+json.dump({name: found[name] for name in found if name[0] != "_"}, sys.stdout, default=lambda value: value.tolist())
+"""
+"""Runs in a process of its own: scipy crashes on some damaged files."""
 
 Entry = tuple[str, str, str | None, str | None]
 """What errors call a line, an image, its class (None: the name of its folder), and its split."""
@@ -177,13 +187,13 @@ class Lists:
                 f"{self.source} has the folders of Stanford Cars, but no {name}. Add that file, or sort the "
                 "images into train/CLASS and test/CLASS."
             )
-        scipy_io = require_package("scipy.io", "Reading Stanford Cars", "train")
-        try:
-            found: dict[str, Any] = scipy_io.loadmat(io.BytesIO(self.content(place)), simplify_cells=True)
-        except DataError:
-            raise
-        except Exception as error:  # scipy has many errors for damaged files
-            raise DataError(f"{self.at(place)} is damaged or not a MATLAB file: {error}. Copy it again.") from error
+        scipy = require_package("scipy", "Reading Stanford Cars", "train")
+        # In the folder of packages, so that no module in the current folder is imported.
+        command, folder = [sys.executable, "-c", READ_MATLAB], Path(scipy.__file__).parent.parent
+        done = subprocess.run(command, input=self.content(place), capture_output=True, cwd=folder, check=False)
+        if done.returncode:
+            raise DataError(f"{self.at(place)} is damaged or not a MATLAB file. Copy or download it again.")
+        found: dict[str, Any] = json.loads(done.stdout)
         return found
 
     def label_all(self, entries: Iterable[Entry], files: dict[str, str]) -> list[Labelled]:
