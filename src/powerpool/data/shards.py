@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from powerpool.data.archives import IMAGE_SUFFIXES, FileTree, is_ignored
-from powerpool.data.layouts import SPLITS
+from powerpool.data.lists import SPLITS
 from powerpool.data.splits import Labelled, natural_key
 from powerpool.data.store import (
     DataError,
