@@ -62,11 +62,14 @@ def curve_of_product(
     """
     tracked = torch.is_grad_enabled() and features.requires_grad
     total = total_of(energy, number * terms.eps) if curve.trace_normalize else number
-    if isinstance(total, Tensor):
-        total = total.expand(*features.shape[:-2], 1, 1).reshape(-1, 1, 1)
-    flat = features if features.ndim == 3 else features.reshape(-1, *features.shape[-2:])  # a view costs a node
-    result: Tensor = _CurveOfProduct.apply(flat, total, curve, terms, checked, tracked)
-    return result if features.ndim == 3 else result.reshape(*features.shape[:-1], features.shape[-2])
+    result: Tensor
+    if features.ndim == 3:  # a view costs a node
+        result = _CurveOfProduct.apply(features, total, curve, terms, checked, tracked)
+        return result
+    flat = features.reshape(-1, *features.shape[-2:])
+    total = total.reshape(-1, 1, 1) if isinstance(total, Tensor) else total
+    result = _CurveOfProduct.apply(flat, total, curve, terms, checked, tracked)
+    return result.reshape(*features.shape[:-1], features.shape[-2])
 
 
 class _CurveOfProduct(torch.autograd.Function):
@@ -81,73 +84,72 @@ class _CurveOfProduct(torch.autograd.Function):
         tracked: bool,
     ) -> Tensor:  # shape: (B, C, C)
         batch, size, _ = features.shape
-        result = features.new_empty(batch, size, size)
+        theta = float(curve.parameter)
+        unit, root, x = curve._unit(theta), None, features
+        if isinstance(total, Tensor):
+            root = total.sqrt()
+            x = features / root
         slack = None
         if curve.domain[0] == 0 and not checked:  # the largest entry is on the diagonal
-            slack = terms.round_off * features.square().sum(-1).amax(-1)[:, None, None] / total
+            slack = terms.round_off * x.square().sum(-1).amax(-1)[:, None, None]
+        result = features.new_empty(batch, size, size)
         kept = result if curve.keeps_value else torch.empty_like(result) if tracked else None
+        factor = 1.0
         for block in _blocks(batch, size):
             out = block.of(result)
             points = torch.empty_like(out) if kept is None else block.of(kept)
-            torch.bmm(block.of(features), block.matrices_of(features).mT, out=points)
-            points.div_(block.matrices_of(total) if isinstance(total, Tensor) else total)
-            _move_into_domain(points, curve, None if slack is None else block.matrices_of(slack))
+            alpha = (unit if slack is None else 1) / (total if root is None else 1)
+            torch.baddbmm(points, block.of(x), block.matrices_of(x).mT, beta=0, alpha=alpha, out=points)
+            if slack is not None:  # negative entries beyond it are NaN
+                points.masked_fill_(points < -block.matrices_of(slack), math.nan).clamp_(min=0.0).mul_(unit)
+            if curve.domain[1] < math.inf:  # round-off
+                low, high = sorted(unit * bound for bound in curve.domain)
+                points.clamp_(low, high)
             if curve.adds_eps:
                 points.add_(terms.eps)
-            curve._write_value(points, float(curve.parameter), out)
-        ctx.save_for_backward(features, kept, total if isinstance(total, Tensor) else None)
-        ctx.number = None if isinstance(total, Tensor) else total
-        ctx.curve, ctx.terms = curve, terms
+            factor = curve._write_value(points, theta, out)
+        ctx.save_for_backward(features, x, kept, root)
+        ctx.total, ctx.curve, ctx.terms, ctx.factor = total, curve, terms, factor
         return result
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        features, kept, total = ctx.saved_tensors
+        features, x, kept, root = ctx.saved_tensors
         curve: Curve = ctx.curve
-        total = ctx.number if total is None else total
         with without_autocast(features):
             # Outside functorch, is_grads_batched gives batched tensors: blocks in place accept neither.
             batched = not has_values(grad) or torch._C._functorch.is_legacy_batchedtensor(grad)
+            factor = ctx.factor
             if is_differentiated() or batched:
-                if curve.trace_normalize:
-                    total = connected(total, energy_of(features))
+                total = connected(ctx.total, energy_of(features)) if curve.trace_normalize else ctx.total
                 points = curve.into_domain(times_transpose(features) / total, (-2, -1), ctx.terms.round_off)
                 slope = curve._slope(points + ctx.terms.eps if curve.adds_eps else points, curve.parameter)
-                weighted = twice_symmetric_times(grad * slope, features)
+                if isinstance(total, Tensor):
+                    root = total.sqrt()
+                    x = features / root
+                weighted, factor = twice_symmetric_times(grad * slope, x), 1.0
             else:
-                weighted = _weigh(grad, kept, curve, features)
+                weighted = _weigh(grad, kept, curve.keeps_value, x)
             if curve.trace_normalize:
-                # By the root of the total twice, never by the total at once: features of 1e18 stay within float32.
-                root = total.sqrt()
-                weighted.div_(root)
-                weighted = torch.addcmul(weighted, features, inner(weighted, features) / total, value=-1)
-                total = root
-            return weighted.div_(total), None, None, None, None, None
+                weighted = torch.addcmul(weighted, x, inner(weighted, x), value=-1)
+            return weighted.div_((ctx.total if root is None else root) / factor), None, None, None, None, None
 
 
-def _weigh(grad: Tensor, kept: Tensor, curve: Curve, features: Tensor) -> Tensor:
-    """Compute (W + W^T) Phi, where W is the gradient times the slope of the curve."""
-    batch, size, _ = features.shape
+def _weigh(grad: Tensor, kept: Tensor, is_value: bool, x: Tensor) -> Tensor:
+    """Compute (W + W^T) X, where W is the gradient times the slope of the curve, kept up to a factor, or divided by it."""
+    multiply = torch.div if is_value else torch.mul
+    batch, size, _ = x.shape
     weighted = []
     for block in _blocks(batch, size):
-        weights = curve._weigh(block.of(grad), block.of(kept), float(curve.parameter))
+        weights = multiply(block.of(grad), block.of(kept))
         if block.rows is None:
-            weighted.append(twice_symmetric_times(weights, block.matrices_of(features)))
+            weighted.append(twice_symmetric_times(weights, block.matrices_of(x)))
             continue
         if block.rows.start == 0:
-            weighted.append(torch.zeros_like(block.matrices_of(features)))
-        weighted[-1].baddbmm_(weights.mT, block.of(features))
-        weighted[-1][:, block.rows].baddbmm_(weights, block.matrices_of(features))
+            weighted.append(torch.zeros_like(block.matrices_of(x)))
+        weighted[-1].baddbmm_(weights.mT, block.of(x))
+        weighted[-1][:, block.rows].baddbmm_(weights, block.matrices_of(x))
     return weighted[0] if len(weighted) == 1 else torch.cat(weighted)
-
-
-def _move_into_domain(points: Tensor, curve: Curve, slack: Tensor | None) -> None:
-    """Clamp entries that round-off put outside the domain; if there is a slack, negative entries beyond it are NaN."""
-    low, high = curve.domain
-    if slack is not None:
-        points.masked_fill_(points < -slack, math.nan)
-    if slack is not None or high < math.inf:
-        points.clamp_(min=low, max=high)
 
 
 class _Block(NamedTuple):
