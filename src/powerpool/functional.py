@@ -54,7 +54,7 @@ from powerpool.linalg.trace import Terms, make_terms
 from powerpool.moments.dense import count, kept, prepare
 from powerpool.solvers import SOLVERS, FeatureSolver, GramFactor, MatrixSolver, Solver, select_solver
 from powerpool.solvers.gram import factorize
-from powerpool.solvers.pool import require_representable, spectral_pool, split_unit
+from powerpool.solvers.pool import require_representable, spectral_moment, spectral_pool, split_unit
 
 Mode = Literal["elementwise", "spectral"]
 MODES = ("elementwise", "spectral")
@@ -139,16 +139,14 @@ def spectral(
     curve = _as_curve(curve)
     require_square(matrix)
     terms = make_terms(eps, trace_power, slope, matrix.dtype)
-    chosen = _choose_matrix_solver(solver, curve, matrix)
+    chosen = choose_matrix_solver(solver, curve, matrix)
     checked = values_are_checked(matrix, check)
     with without_autocast(matrix):
         given = at_least_float32(matrix)
         moment = symmetrize(given)
         if checked:
             require_symmetric(given, moment, matrix.dtype)
-        divided = terms.divide_matrix(moment, curve, checked)
-        value = chosen.apply(divided.p, curve, checked, terms.round_off)
-        result = terms.add_residual(value, divided).to(matrix.dtype)
+        result = spectral_moment(moment, curve, chosen, terms, checked, is_positive=False).to(matrix.dtype)
     if checked:
         require_representable(result, curve, terms, matrix, "entries")
     return result
@@ -341,7 +339,8 @@ def _choose(solver: str | Solver, curve: Curve, values: Tensor, locations: int |
     return chosen
 
 
-def _choose_matrix_solver(solver: str | Solver, curve: Curve, matrix: Tensor) -> MatrixSolver:
+def choose_matrix_solver(solver: str | Solver, curve: Curve, matrix: Tensor) -> MatrixSolver:
+    """Return the solver for a matrix; ``"auto"`` chooses."""
     if solver == "auto":
         return cast("MatrixSolver", _choose(solver, curve, matrix, locations=None))
     return require_matrix_solver(solvers.resolve(solver), curve)

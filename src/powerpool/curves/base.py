@@ -72,7 +72,7 @@ class Curve(nn.Module, ABC):
     adds_eps: ClassVar[bool] = False
     """Whether the element-wise form adds ``eps`` to every entry, which bounds the slope at 0."""
     keeps_value: ClassVar[bool] = False
-    """Whether the derivative is a multiple of 1/g: then backward of an element-wise pool keeps nothing but the value."""
+    """Whether the derivative is a multiple of 1/g: then backward of an element-wise pool keeps only the value."""
     minimum: ClassVar[float]
     """The smallest effective value of a tensor parameter: training cannot push it lower."""
     maximum: ClassVar[float] = LARGEST
@@ -242,8 +242,8 @@ class Curve(nn.Module, ABC):
         """Return the derivative for backward: finite everywhere in the domain."""
         return self._derivative(p, theta)
 
-    # A form for whole matrices, with a number for a parameter. It takes few passes over memory, and its error is round-off
-    # of the largest value of a matrix, where the formulas above are accurate in every entry.
+    # A form for whole matrices, with a number for a parameter. It takes few passes over memory, and its error is
+    # round-off of the largest value of a matrix, where the formulas above are accurate in every entry.
 
     def _unit(self, theta: float) -> float:
         """Return the factor of the points that :meth:`_write_value` takes: in the product it costs nothing."""

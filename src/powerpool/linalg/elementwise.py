@@ -85,20 +85,22 @@ class _CurveOfProduct(torch.autograd.Function):
     ) -> Tensor:  # shape: (B, C, C)
         batch, size, _ = features.shape
         theta = float(curve.parameter)
-        unit, root, x = curve._unit(theta), None, features
+        unit, root, x, number = curve._unit(theta), None, features, 1
         if isinstance(total, Tensor):
             root = total.sqrt()
             x = features / root
+        else:
+            number = total
         slack = None
         if curve.domain[0] == 0 and not checked:  # the largest entry is on the diagonal
             slack = terms.round_off * x.square().sum(-1).amax(-1)[:, None, None]
         result = features.new_empty(batch, size, size)
         kept = result if curve.keeps_value else torch.empty_like(result) if tracked else None
+        alpha = (unit if slack is None else 1) / number
         factor = 1.0
         for block in _blocks(batch, size):
             out = block.of(result)
             points = torch.empty_like(out) if kept is None else block.of(kept)
-            alpha = (unit if slack is None else 1) / (total if root is None else 1)
             torch.baddbmm(points, block.of(x), block.matrices_of(x).mT, beta=0, alpha=alpha, out=points)
             if slack is not None:  # negative entries beyond it are NaN
                 points.masked_fill_(points < -block.matrices_of(slack), math.nan).clamp_(min=0.0).mul_(unit)
@@ -136,7 +138,7 @@ class _CurveOfProduct(torch.autograd.Function):
 
 
 def _weigh(grad: Tensor, kept: Tensor, is_value: bool, x: Tensor) -> Tensor:
-    """Compute (W + W^T) X, where W is the gradient times the slope of the curve, kept up to a factor, or divided by it."""
+    """Compute (W + W^T) X, where W is the gradient times what was kept, or divided by it if that is the value."""
     multiply = torch.div if is_value else torch.mul
     batch, size, _ = x.shape
     weighted = []
