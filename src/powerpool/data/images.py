@@ -222,13 +222,14 @@ def load_images(
     CUB-200-2011, DTD, FGVC-Aircraft, Stanford Cars and miniImageNet are read, too. Classes are named after their
     folders and sorted by name. Hidden files and system files are ignored. Other files that are no images, folders
     without images and links in a circle are skipped, and described by ``remarks``; an image in an unsupported format is
-    an error.
+    an error. A folder of tar files contains WebDataset shards, with ``KEY.jpg`` and ``KEY.cls``; a word such as
+    ``train`` or ``val`` in the path of a shard is its split.
 
     Args:
-        data: the path of a folder or zip, or of a table like ``splits.csv``; ``flower102``, ``mit67``, ``fmd``,
-            ``food101``, ``imagenet``, ``cub200``, ``dtd``, ``aircraft``, ``cars`` or any other name that is found in
-            ``root``; ``digits``, which comes with scikit-learn; ``glyphs``, which is drawn by this package; or a data
-            set on the Hugging Face hub, ``hf:owner/name``.
+        data: the path of a folder or zip, of a table like ``splits.csv``, or of shards, ``train-{0000..0099}.tar``;
+            ``flower102``, ``mit67``, ``fmd``, ``food101``, ``imagenet``, ``cub200``, ``dtd``, ``aircraft``, ``cars`` or
+            any other name that is found in ``root``; ``digits``, which comes with scikit-learn; ``glyphs``, which is
+            drawn by this package; or a data set on the Hugging Face hub, ``hf:owner/name``.
         root: a folder with ``NAME/`` or ``NAME.zip``, directly or in a subfolder ``images``; by default that of the
             environment variable POWERPOOL_DATA.
         download: whether data sets of the hub may be downloaded; those on this machine can always be loaded.

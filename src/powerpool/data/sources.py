@@ -19,10 +19,12 @@ from powerpool.data.layouts import (
     arrange,
     arrange_open_mic,
     describe_left_out,
+    is_image,
     is_open_mic,
     no_problems,
 )
 from powerpool.data.lists import SPLITS, TABLE
+from powerpool.data.shards import Member, find_shards, is_shard, list_shards
 from powerpool.data.splits import Labelled
 from powerpool.data.store import (
     DataError,
@@ -101,7 +103,7 @@ the splits of the literature."""
 SYNTHETIC = {DIGITS: digits_folder, GLYPHS: glyphs_folder}
 """Data sets that are made on this machine, without a network."""
 
-OTHER_ARCHIVES = (".tar", ".tgz", ".gz", ".bz2", ".xz", ".zst", ".rar", ".7z")
+OTHER_ARCHIVES = (".tgz", ".gz", ".bz2", ".xz", ".zst", ".rar", ".7z")
 
 
 @dataclass(frozen=True)
@@ -156,6 +158,8 @@ def names_of(name: str) -> tuple[str, ...]:
 
 
 def _at_path(path: Path) -> Place:
+    if (shards := find_shards(path)) is not None:
+        return Place(path.stem if path.is_file() else shards.folder.absolute().name, path)
     if not path.exists():
         hub = f" A data set on the Hugging Face hub is written hf:{path}." if HUB_NAME.fullmatch(str(path)) else ""
         raise MissingDataError(f"There is no file or folder {path}.{hub}")
@@ -211,8 +215,8 @@ class Row:
             raise ImageError(f"Cannot read the file {cell['path']!r} of row {self.number}: {error}") from error
 
 
-ImageSource = str | Row
-"""Where an image is read from: the path of a file, or a row of a table."""
+ImageSource = str | Row | Member
+"""Where an image is read from: the path of a file, a row of a table, or a part of a shard."""
 
 
 @dataclass(frozen=True)
@@ -256,7 +260,11 @@ def list_place(
         if problem is not None:
             raise no_problems(place.hub, problem)
         return load_hub(place.hub, download)
-    source, tree = str(place.path), open_tree(place.path, limits)
+    source = str(place.path)
+    tree = find_shards(place.path) or open_tree(place.path, limits)
+    if not (problem or place.table) and any(map(is_shard, tree.names)) and not any(map(is_image, tree.names)):
+        shards = list_shards(tree, limits)
+        return Listing(source, *shards, classes=shards.classes)
     if problem is not None or (nested and (place.name == "open_mic" or is_open_mic(tree.names))):
         images = arrange_open_mic(tree.names, problem, source)
     else:

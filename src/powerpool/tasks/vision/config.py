@@ -223,7 +223,7 @@ class VisionConfig:
 
     Args:
         data: a data set by name, such as flower102, or a folder or zip of class folders, or a CSV file with the columns
-            path, label and split, or hf:OWNER/NAME
+            path, label and split, or WebDataset shards (a folder of them, or train-{0000..0099}.tar), or hf:OWNER/NAME
         data_root: folder with data sets; default: $POWERPOOL_DATA, then the cache
         download: allow downloads of data and weights that are not on this machine
         corrupt: error: refuse images that cannot be read; skip: leave them out and count them
