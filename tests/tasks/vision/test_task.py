@@ -24,7 +24,7 @@ from tests.tasks.vision.samples import CLASSES, texture, write_images
 
 PATIENCE = 300
 CROPS = ["--crops.size", "32", "--crops.count", "2", "--crops.resize", "32"]
-SMALL = ["--backbone", "tiny", *CROPS, "--accelerator", "cpu", "--workers", "0"]
+SMALL = ["--backbone", "tiny", *CROPS, "--accelerator", "cpu", "--workers", "0", "--widen", "0"]
 
 
 def run(*words: object) -> int:
@@ -253,22 +253,25 @@ def test_a_finished_run_is_neither_repeated_nor_overwritten_unless_requested(tex
 
 @pytest.mark.usefixtures("shared_cache")
 def test_a_stopped_grid_is_resumed(textures, tmp_path, monkeypatch, capsys):
-    words = ["--data", textures, "--grid.eta", "2", "5", "9"]
+    words = ["--data", textures, "--grid.eta", "2", "5", "9", "--widen", "2"]
     assert train(tmp_path / "whole", *words) == 0
+    assert "Ranges widened: eta 2 to 9 by 16, 28" in capsys.readouterr().err
     tried, validate = [], frozen.validate
 
-    def stop(config, point, *rest):
-        tried.append(point)
-        if len(tried) == 3:
+    def stop(config, unit, *rest):
+        tried.append(unit.name)
+        if len(tried) in (3, 5):  # in the grid, and beyond it
             raise KeyboardInterrupt
-        return validate(config, point, *rest)
+        return validate(config, unit, *rest)
 
     monkeypatch.setattr(frozen, "validate", stop)
     assert train(tmp_path / "parts", *words) == 130
     assert not (tmp_path / "parts" / MODEL).exists()
     assert "powerpool train vision" in refusal(capsys, "predict", "vision", textures, "--run", tmp_path / "parts")
+    assert train(tmp_path / "parts", *words) == 130
     assert train(tmp_path / "parts", *words) == 0
-    assert tried == [0, 1, 2, 2]
+    beyond = [f"00-{number:02d}-frozen" for number in (3, 3, 4)]
+    assert tried == ["00-00", "00-01", "00-02", "00-02", *beyond]
     assert_equal_weights(tmp_path / "parts", tmp_path / "whole")
     one, other = (RunRecord.read(tmp_path / name / "record.json").results[0] for name in ("parts", "whole"))
     assert one.trials == other.trials
@@ -301,11 +304,11 @@ def test_a_stopped_grid_is_resumed_with_another_limit(textures, tmp_path, monkey
     words = ["--data", textures, "--grid.eta", "2", "5"]
     tried, validate = [], frozen.validate
 
-    def stop(config, point, *rest):
-        tried.append(point)
+    def stop(config, unit, *rest):
+        tried.append(unit.point)
         if len(tried) in (2, 3):
             raise KeyboardInterrupt
-        return validate(config, point, *rest)
+        return validate(config, unit, *rest)
 
     monkeypatch.setattr(frozen, "validate", stop)
     assert train(tmp_path, *words) == 130

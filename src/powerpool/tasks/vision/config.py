@@ -242,6 +242,8 @@ class VisionConfig:
         head: the classifier on frozen features
         training: of everything together
         grid: what is selected by validation
+        widen: how many values a range of the grid or of the penalties may grow by, while the value that validation
+            selects on frozen features is the first or the last of its range; 0: never
         accelerator: auto, cpu or gpu: where networks run
         workers: processes that read images, and run the backbone on a CPU; default: the number of cores
         seed: of the split, the initial weights, the order of the images and the augmentation
@@ -267,6 +269,7 @@ class VisionConfig:
     head: HeadConfig = field(default_factory=HeadConfig)
     training: FineTuningConfig = field(default_factory=FineTuningConfig)
     grid: GridConfig = field(default_factory=GridConfig)
+    widen: int = 3
     accelerator: Literal["auto", "cpu", "gpu"] = "auto"
     workers: int | None = None
     seed: int = 0
@@ -281,6 +284,7 @@ class VisionConfig:
             require_seed(self.split_seed, "split_seed")
         require_crops(self.crops)
         require_workers(self.workers)
+        _require_range("widen", self.widen, 0, 10)
         if self.backbone_weights == "random" and (self.mode == "frozen" or self.training.warm_start):
             raise ArgumentError(
                 "backbone_weights random needs mode end-to-end without training.warm_start (got "

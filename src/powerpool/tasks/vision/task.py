@@ -105,6 +105,8 @@ class VisionTask(SweepableTask[VisionConfig, Data, Fit, Model]):
         for group, name in ((found, "backbone_weights"), (found, "split_seed"), (found["training"], "learning_rates")):
             if group[name] in (None, [], "pretrained"):
                 del group[name]
+        if config.widen == 0:
+            del found["widen"]
         if isinstance(data, Features):
             # No result on frozen features depends on the settings of end-to-end training.
             kept = {name: value for name, value in found.items() if name not in ("training", "mode")}
@@ -124,6 +126,10 @@ class VisionTask(SweepableTask[VisionConfig, Data, Fit, Model]):
         count = len(list(config.points())) if config.mode == "frozen" else len(tuned.list_trainings(config))
         return [Unit(chain, point) for point in range(count)]
 
+    def further_unit(self, config: VisionConfig, chain: int, fits: Sequence[Fit], protocol: str) -> Unit | None:
+        points = [fit for fit in fits if isinstance(fit, FrozenFit)]
+        return frozen.further_unit(config, chain, points, protocol) if config.mode == "frozen" else None
+
     def with_protocol(self, config: VisionConfig, protocol: str) -> VisionConfig:
         return frozen.with_protocol(config, protocol)
 
@@ -138,7 +144,7 @@ class VisionTask(SweepableTask[VisionConfig, Data, Fit, Model]):
     ) -> Fit | None:
         if isinstance(data, ImageSet):
             return tuned.train(config, data, unit.point, checkpoint, watch)
-        return frozen.fit(config, unit.point, data, protocols, checkpoint, watch)
+        return frozen.fit(config, unit, data, protocols, checkpoint, watch)
 
     def select(self, fits: Sequence[Fit], protocol: str) -> Fit:
         points = [fit for fit in fits if isinstance(fit, FrozenFit)]
@@ -214,7 +220,7 @@ class VisionTask(SweepableTask[VisionConfig, Data, Fit, Model]):
         spectra = {model.pool: frozen.stored_spectrum(model.pool, data.maps("test")) for model in own.values()}
         found = {}
         for protocol, model in own.items():
-            heads = [point.heads[protocol] for point in points]
+            heads = [point.heads[protocol] for point in points if protocol in point.heads]
             found[protocol] = _measure(
                 logits[protocol],
                 data.labels("test"),
