@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from powerpool import console
 from powerpool.cli.main import main
 from powerpool.data import list_images, load_images
 from powerpool.runs.folder import CHECKPOINTS, MODEL
@@ -275,6 +276,17 @@ def test_a_stopped_grid_is_resumed(textures, tmp_path, monkeypatch, capsys):
     assert_equal_weights(tmp_path / "parts", tmp_path / "whole")
     one, other = (RunRecord.read(tmp_path / name / "record.json").results[0] for name in ("parts", "whole"))
     assert one.trials == other.trials
+
+
+@pytest.mark.usefixtures("shared_cache")
+def test_progress_is_printed_for_every_grid_point_where_there_are_no_bars(textures, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(console, "PATIENCE", -1.0)  # everything takes long
+    assert train(tmp_path, "--data", textures, "--grid.eta", "2", "5", "9") == 0
+    lines = capsys.readouterr().err.splitlines()
+    assert lines.count("pooled images: 24 of 24") >= 3
+    assert lines.count("products of images: 24 of 24") >= 3
+    assert lines.count("penalties of the classifier: 6 of 6") == 3
+    assert {"grid points: 3 of 3", "images for the weights: 24 of 24", "test images: 6 of 6"} <= set(lines)
 
 
 @pytest.mark.usefixtures("shared_cache")
