@@ -236,7 +236,8 @@ class VisionConfig:
             than config.json
         mode: frozen trains the classifier on stored features of the backbone; end-to-end trains everything
         crops: how an image becomes a set of crops. Size, resize and interpolation are by default those of the image
-            processor of an hf: backbone
+            processor of an hf: backbone. Of another one, the default of resize for a central crop (count 1 or 2) is 256
+            pixels for a size of 224, and in proportion for others
         stored: precision of stored features
         pool: from feature maps to a vector
         head: the classifier on frozen features
@@ -310,15 +311,25 @@ class VisionConfig:
 
     @classmethod
     def derive(cls, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the crops of the image processor of the backbone, unless their size is among the settings."""
+        """Return the crops of the image processor of the backbone, unless their size is among the settings.
+
+        A central crop is cut from an image whose short side is 256/224 of its size, as usual for ImageNet. The settings
+        of a finished run name their resize, so that its crops stay as they are.
+
+        Example:
+            >>> VisionConfig.derive({"crops.count": 1}), VisionConfig.derive({"crops.count": 12})
+            ({'crops.resize': 256}, {})
+        """
         from powerpool.integrations.backbones import read_preprocessing  # imports torch
 
         backbone, download = settings.get("backbone"), settings.get("download") is True
-        if not isinstance(backbone, str) or "crops.size" in settings:
-            return {}
-        found = read_preprocessing(backbone, download=download)
+        found = None
+        if isinstance(backbone, str) and "crops.size" not in settings:
+            found = read_preprocessing(backbone, download=download)
         if found is None or found.size is None:
-            return {}
+            size, is_whole = settings.get("crops.size", Crops.size), settings.get("crops.layout") == "whole"
+            is_central = settings.get("crops.count") in (1, 2) and not is_whole
+            return {"crops.resize": round(size * 256 / 224)} if is_central and isinstance(size, int) else {}
         return {
             "crops.size": found.size,
             "crops.resize": found.resize,
