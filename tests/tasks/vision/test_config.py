@@ -61,6 +61,8 @@ CLASSIFIED = sorted(KNOWN.keys() - FEW_SHOT_ONLY)
         (HeadConfig, {"softmax_penalty": [0.1, 0.1]}, "head.softmax_penalty"),
         (HeadConfig, {"softmax_penalty": [-0.1]}, "head.softmax_penalty"),
         (FineTuningConfig, {"crops": 0}, "training.crops"),
+        (FineTuningConfig, {"patience": 0}, "training.patience"),
+        (FineTuningConfig, {"patience": 2, "validation": "train"}, "training.patience"),
         (FineTuningConfig, {"devices": 0}, "training.devices"),
         (FineTuningConfig, {"learning_rate": 0.0}, "training.learning_rate"),
         (FineTuningConfig, {"jitter": NAN}, "training.jitter"),

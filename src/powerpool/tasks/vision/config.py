@@ -13,6 +13,7 @@ from powerpool.data.images import Corrupt
 from powerpool.errors import ArgumentError, require_choice
 from powerpool.tasks.methods import VISION_METHODS
 from powerpool.tasks.options import require_distinct
+from powerpool.tasks.training import ClassWeights
 
 Head = Literal["ridge", "softmax"]
 Mode = Literal["frozen", "end-to-end"]
@@ -122,7 +123,7 @@ class HeadConfig:
 
 @dataclass(frozen=True)
 class FineTuningConfig:
-    """Training of backbone, pool and classifier together: RMSprop, as in the paper.
+    """Training of backbone, pool and classifier together, by RMSprop as in the paper, or by AdamW.
 
     Args:
         epochs: passes over the training images
@@ -132,10 +133,13 @@ class FineTuningConfig:
         head_learning_rate: of the pool and the classifier
         learning_rates: values of learning_rate to select from by validation, with a training for each;
             head_learning_rate changes by the same factor
-        smoothing: of the moving average of RMSprop
+        optimizer: rmsprop or adamw
+        smoothing: of the moving average of RMSprop; AdamW has its usual averages, 0.9 and 0.999
         decay_every: epochs between two reductions of the learning rates
         decay_factor: what the learning rates are multiplied by
-        weight_decay: of RMSprop
+        weight_decay: of all weights; part of the gradient with RMSprop, and decoupled from it with AdamW
+        class_weights: balanced weighs the loss of a class by the inverse of its frequency
+        patience: stop after so many epochs without a better validation score; null: train all epochs
         smallest_crop: smallest share of the area of an image that a random crop covers
         flip: mirror crops at random
         jitter: how much brightness, contrast and saturation of crops vary
@@ -155,10 +159,13 @@ class FineTuningConfig:
     learning_rate: float = 1e-4
     head_learning_rate: float = 1e-3
     learning_rates: list[float] = field(default_factory=list)
+    optimizer: Literal["rmsprop", "adamw"] = "rmsprop"
     smoothing: float = 0.99
     decay_every: int = 10
     decay_factor: float = 0.1
     weight_decay: float = 0.0
+    class_weights: ClassWeights = "equal"
+    patience: int | None = None
     smallest_crop: float = 0.5
     flip: bool = True
     jitter: float = 0.0
@@ -183,6 +190,13 @@ class FineTuningConfig:
                 f"training.learning_rates must have one value where training.validation is train (got "
                 f"{self.learning_rates}): no images are left to select one."
             )
+        if self.patience is not None:
+            require_at_least(1, "training", patience=self.patience)
+            if self.validation == "train":
+                raise ArgumentError(
+                    f"training.patience needs training.validation choose (got {self.patience} with train): no images "
+                    "are left to stop by."
+                )
         for name in ("decay_factor", "smallest_crop"):
             if not 0 < getattr(self, name) <= 1:
                 raise ArgumentError(f"training.{name} must be above 0 and at most 1 (got {getattr(self, name)}).")

@@ -38,7 +38,15 @@ from powerpool.tasks.methods import VISION_METHODS, unused_settings
 from powerpool.tasks.pooling import FeatureSource, Samples
 from powerpool.tasks.training import announce_precision, choose_precision
 from powerpool.tasks.vision import frozen, tuned
-from powerpool.tasks.vision.config import PROTOCOLS, GridConfig, PoolConfig, VisionConfig, grid_names, grid_values
+from powerpool.tasks.vision.config import (
+    PROTOCOLS,
+    FineTuningConfig,
+    GridConfig,
+    PoolConfig,
+    VisionConfig,
+    grid_names,
+    grid_values,
+)
 from powerpool.tasks.vision.extraction import SPLITS, Features, choose_device, extract, open_features, read_images
 from powerpool.tasks.vision.finetuning import FineTuned, is_first, require_joint_training
 from powerpool.tasks.vision.frozen import FrozenFit, FrozenModel
@@ -49,6 +57,8 @@ from powerpool.tasks.vision.plan import with_memory_share
 from powerpool.tasks.vision.tuned import TunedModel
 
 END_TO_END = "end-to-end"
+NEW_TRAINING = ("learning_rates", "optimizer", "class_weights", "patience")
+"""Settings of training that records of earlier versions do not have."""
 
 
 Data = Features | ImageSet
@@ -102,8 +112,9 @@ class VisionTask(SweepableTask[VisionConfig, Data, Fit, Model]):
         found = super().settings(config, data)
         found["pictures"] = {split: len(_targets(data, split)) for split in SPLITS}
         # Where they have their defaults, results are those of versions without these settings.
-        for group, name in ((found, "backbone_weights"), (found, "split_seed"), (found["training"], "learning_rates")):
-            if group[name] in (None, [], "pretrained"):
+        training = [(found["training"], name) for name in NEW_TRAINING]
+        for group, name in ((found, "backbone_weights"), (found, "split_seed"), *training):
+            if group[name] in (None, [], "pretrained", "rmsprop", "equal"):
                 del group[name]
         if config.widen == 0:
             del found["widen"]
@@ -281,6 +292,8 @@ class VisionTask(SweepableTask[VisionConfig, Data, Fit, Model]):
         used = [f"grid.{name}" for name in varied if name in grid_names(pool.method)]
         if used and config.mode == END_TO_END and not config.training.warm_start:
             found.append(f"{', '.join(used)}: not used in mode end-to-end. Select settings with mode frozen.")
+        if config.training.optimizer == "adamw" and config.training.smoothing != FineTuningConfig.smoothing:
+            found.append("training.smoothing: not used by AdamW.")
         name, trained = self.identity(data).name, set(_targets(data, "train").tolist())
         unseen = [label for place, label in enumerate(data.classes) if place not in trained]
         if unseen:
