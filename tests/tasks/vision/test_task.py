@@ -7,6 +7,7 @@ import json
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,13 +16,14 @@ import torch
 from powerpool import console
 from powerpool.cli.main import main
 from powerpool.data import list_images, load_images
+from powerpool.integrations.backbones import load_backbone
 from powerpool.runs.folder import CHECKPOINTS, MODEL
 from powerpool.runs.record import RunRecord
-from powerpool.tasks.vision import frozen, linear, plan
+from powerpool.tasks.vision import extraction, frozen, linear, plan, tuned
 from powerpool.tasks.vision.config import FineTuningConfig, VisionConfig
 from powerpool.tasks.vision.inference import load_run
 from powerpool.tasks.vision.task import TASK
-from tests.tasks.vision.samples import CLASSES, texture, write_images
+from tests.tasks.vision.samples import CLASSES, small_config, texture, use_tiny, write_images
 
 PATIENCE = 300
 CROPS = ["--crops.size", "32", "--crops.count", "2", "--crops.resize", "32"]
@@ -406,3 +408,25 @@ def test_what_cannot_be_tested_or_predicted_is_refused_in_one_line(trained, text
     shutil.copytree(textures / "along", tmp_path / "other" / "along")
     places = {"RUN": trained, "IMAGE": textures / "along" / "00.png", "OTHER": tmp_path / "other"}
     assert named in refusal(capsys, *(places.get(word, word) for word in words))
+
+
+@pytest.mark.usefixtures("tiny")
+def test_new_settings_of_training_are_part_of_a_key_only_if_they_are_not_the_default(textures):
+    images, config = load_images(textures), small_config(textures, mode="end-to-end")
+    new = {"optimizer": "adamw", "class_weights": "balanced", "patience": 3}
+    assert not new.keys() & TASK.settings(config, images)["training"].keys()
+    changed = replace(config, training=FineTuningConfig(**new))
+    assert new.items() <= TASK.settings(changed, images)["training"].items()
+
+
+@pytest.mark.parametrize("mode", ["frozen", "end-to-end"])
+def test_curves_for_rectified_maps_refuse_others(textures, tmp_path, monkeypatch, capsys, mode):
+    words = ["train", "vision", *SMALL, "--data", textures, "--pool.method", "SOP+MaxExp", "--mode", mode]
+    use_tiny(monkeypatch)
+    monkeypatch.setenv("POWERPOOL_CACHE", str(tmp_path / "cache"))
+    assert run(*words, "--training.epochs", "1", "--training.crops", "1", "--out", tmp_path / "rectified") == 0
+    for module in (extraction, frozen, tuned):
+        monkeypatch.setattr(
+            module, "load_backbone", lambda name, **_: load_backbone(torch.nn.Conv2d(3, 6, 3, stride=4))
+        )
+    assert "SOP+MaxExp" in refusal(capsys, *words, "--out", tmp_path / "linear")

@@ -52,9 +52,11 @@ from powerpool.tasks.vision.finetuning import FineTuned, is_first, require_joint
 from powerpool.tasks.vision.frozen import FrozenFit, FrozenModel
 from powerpool.tasks.vision.inference import TrainedModel, evaluate, feature_source, predict
 from powerpool.tasks.vision.linear import score, top_five
+from powerpool.tasks.vision.model import require_rectified
 from powerpool.tasks.vision.options import SCHEMA, EvaluateOptions, PredictOptions, ReproduceOptions
 from powerpool.tasks.vision.plan import with_memory_share
 from powerpool.tasks.vision.tuned import TunedModel
+from powerpool.tasks.vision.vectors import POOL_BATCH
 
 END_TO_END = "end-to-end"
 NEW_TRAINING = ("learning_rates", "optimizer", "class_weights", "patience")
@@ -276,6 +278,7 @@ class VisionTask(SweepableTask[VisionConfig, Data, Fit, Model]):
 
     def check(self, config: VisionConfig, data: Data, chain: int) -> None:
         if isinstance(data, Features):
+            require_rectified(config.pool.method, data.maps("train")[:POOL_BATCH], config.backbone)
             for pool in config.points():
                 frozen.plan_head(config, frozen.make_pool(config, pool, data), data)
 
@@ -319,6 +322,7 @@ class VisionTask(SweepableTask[VisionConfig, Data, Fit, Model]):
             for config in configs:
                 title, own = self.identity(data).name, {}
                 if isinstance(data, Features):
+                    require_rectified(config.pool.method, data.maps("train")[:POOL_BATCH], config.backbone)
                     own["solvers"] = frozen.solvers(config, data, protocols)
                 seeded = [replace(config, seed=seed, split_seed=split_seed) for seed in options.seeds] or [config]
                 method = config.pool.method
