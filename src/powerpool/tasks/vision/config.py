@@ -244,8 +244,8 @@ class VisionConfig:
         strict: refuse files in class folders that are no images, and empty class folders, instead of skipping them
         validation_share: share of the training images, where the data set has no validation split
         test_share: share of the training images, where the data set has no test split; of all if it has no splits
-        backbone: efficientnet-lite0, hf:NAME or a folder after hf:, timm:NAME or torchvision:NAME; it gives a map
-            of C channels, or tokens of C numbers for the patches
+        backbone: efficientnet-lite0, alexnet, hf:NAME or a folder after hf:, timm:NAME or torchvision:NAME; it gives a
+            map of C channels, or tokens of C numbers for the patches
         backbone_weights: pretrained, or random to train end to end from scratch; then a folder after hf: needs no more
             than config.json
         mode: frozen trains the classifier on stored features of the backbone; end-to-end trains everything
