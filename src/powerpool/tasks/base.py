@@ -272,6 +272,10 @@ class Task(ABC, Generic[C, D, F, M]):
         """Return remarks for the user before a training, such as settings without effect."""
         return []
 
+    def result_remarks(self, config: C, protocol: str, result: Any) -> list[str]:
+        """Return remarks about a selection, such as a selected value at the edge of its range."""
+        return []
+
     @abstractmethod
     def plan(self, options: Any, watch: Watch) -> list[Row[C, D]]:
         """Return the rows that ``powerpool reproduce`` is to run; data is loaded, and bad settings are refused."""

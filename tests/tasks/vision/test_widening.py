@@ -96,8 +96,7 @@ def test_every_trial_is_in_the_result_and_each_protocol_is_selected_as_if_alone(
     head = HeadConfig(epochs=2, ridge_penalty=[0.001, 0.002], softmax_penalty=[0.01, 0.1])
     grid = GridConfig(eta=[2, 5])
     config = small_config(textures, grid=grid, head=head, widen=2)
-    remarks = []
-    both = run_chain(TASK, config, features, 0, BOTH, None, lambda *words: remarks.extend(words[3:]))
+    both = run_chain(TASK, config, features, 0, BOTH)
     for protocol in BOTH:
         result = both.results[protocol]
         assert result.trials == run_chain(TASK, config, features, 0, [protocol]).results[protocol].trials
@@ -111,7 +110,8 @@ def test_every_trial_is_in_the_result_and_each_protocol_is_selected_as_if_alone(
         found = validate(replace(alone, widen=0, head=penalties), Unit(0), features, ["frozen"])
         assert [trial.loss for trial in found.heads["frozen"].trials] == pytest.approx([one.loss for one in own])
         assert 2 <= len(own) <= 4
-    assert any("Ranges widened: " in remark and "penalty 0.001 to 0.002 by" in remark for remark in remarks)
+    (remark,) = TASK.result_remarks(config, "frozen", ridge)
+    assert "penalty 0.001 to 0.002 by" in remark
 
 
 def test_results_of_fixed_ranges_are_stored_under_the_keys_of_earlier_versions(textures, features):

@@ -302,10 +302,6 @@ def train_again(
     """Train the selected point of each protocol on training and validation images together."""
     models, chosen = {}, {protocol: select(fits, protocol) for protocol in protocols}
     pools = {name: replace(config.pool, **_values(config, fit, name)) for name, fit in chosen.items()}
-    for protocol, fit in chosen.items():
-        remark = _describe_ranges(with_protocol(config, protocol), fits, fit, protocol)
-        if remark:
-            watch("grid points", len(fits), len(fits), f"{config.pool.method}, {protocol}: {remark}")
     latest = features.latest.key
     # The grid point that was prepared last comes first, and those of several protocols are prepared once.
     for pool in sorted(dict.fromkeys(pools.values()), key=lambda pool: isinstance(latest, tuple) and latest[0] != pool):
@@ -322,12 +318,6 @@ def train_again(
             models[protocol] = FrozenModel(own, features.classes, prepared.pool, weight, bias, head, seconds)
     features.latest.key = features.latest.value = None  # nothing needs the vectors any more
     return {protocol: models[protocol] for protocol in protocols}
-
-
-def _describe_ranges(config: VisionConfig, fits: Sequence[FrozenFit], chosen: FrozenFit, protocol: str) -> str:
-    head, all_heads = chosen.heads[protocol], [fit.heads[protocol] for fit in fits if protocol in fit.heads]
-    tried: list[Any] = [trial.settings for one in all_heads for trial in one.trials]
-    return widening.describe(config, tried, {**_values(config, chosen, protocol), "penalty": head.penalty})
 
 
 def stored_logits(

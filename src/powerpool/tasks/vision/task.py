@@ -37,7 +37,7 @@ from powerpool.tasks.base import (
 from powerpool.tasks.methods import VISION_METHODS, unused_settings
 from powerpool.tasks.pooling import FeatureSource, Samples
 from powerpool.tasks.training import announce_precision, choose_precision
-from powerpool.tasks.vision import frozen, tuned
+from powerpool.tasks.vision import frozen, tuned, widening
 from powerpool.tasks.vision.config import (
     PROTOCOLS,
     FineTuningConfig,
@@ -306,6 +306,13 @@ class VisionTask(SweepableTask[VisionConfig, Data, Fit, Model]):
         if recipe in recipe_names() and read_recipe(recipe, VisionConfig).crops != config.crops:
             found.append(f"There is a recipe for {name} with the settings of the paper: --config {recipe}.")
         return found
+
+    def result_remarks(self, config: VisionConfig, protocol: str, result: SplitResult) -> list[str]:
+        if config.mode == END_TO_END:
+            return []
+        own, tried = self.with_protocol(config, protocol), [trial.settings for trial in result.trials]
+        remark = widening.describe(own, tried, result.chosen)
+        return [f"{config.pool.method}, {protocol}: {remark}"] if remark else []
 
     def plan(self, options: ReproduceOptions, watch: Watch) -> list[Row[VisionConfig, Data]]:
         rows: list[Row[VisionConfig, Data]] = []

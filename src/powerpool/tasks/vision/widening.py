@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from powerpool.tasks.vision.config import GridConfig, VisionConfig, grid_names
 
@@ -70,7 +71,7 @@ def next_point(
     return None
 
 
-def describe(config: VisionConfig, trials: Sequence[Mapping[str, float]], selected: Mapping[str, float]) -> str:
+def describe(config: VisionConfig, trials: Sequence[Mapping[str, Any]], selected: Mapping[str, Any]) -> str:
     """Return which ranges were widened, and which selected values are at an edge all the same; empty if none.
 
     Args:
