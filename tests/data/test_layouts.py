@@ -1,18 +1,17 @@
-"""Classes and splits from file names and lists; damaged lists are errors that name the file and the line."""
+"""Classes and splits from the names of folders and files."""
 
 from __future__ import annotations
 
 import zipfile
 from collections import Counter
-from itertools import product
 from pathlib import Path
 
 import pytest
 
-from powerpool.data import DataError, MissingDataError, load_images
+from powerpool.data import DataError, load_images
 from powerpool.data.layouts import EXHIBITIONS, OPEN_MIC_PAIRS, OPEN_MIC_PARTS, arrange
-from powerpool.data.splits import SPLIT_NAMES, Labelled
-from tests.data.image_sets import png, split_set, write_folder
+from powerpool.data.splits import Labelled
+from tests.data.image_sets import flat, split_set, write_folder, write_zip
 from tests.real_data import require_data
 
 
@@ -95,190 +94,38 @@ def test_nested_classes() -> None:
             arranged([*names, stray], nested=True)
 
 
-def test_what_is_left_out_is_described_or_refused(tmp_path: Path) -> None:
-    folder = write_folder(tmp_path / "set", split_set(5, ("train",)) | {"train/rose/notes.txt": b"", "read.me": b""})
-    (folder / "train" / "tulip").mkdir()
-    (folder / "docs").mkdir()
+def test_what_is_skipped_is_described_or_refused(tmp_path: Path) -> None:
+    other = {f"train/rose/{name}": b"" for name in ("notes.txt", "README", "clip.mp4", ".DS_Store", "Thumbs.db")}
+    other |= {"train/tulip/info/notes.txt": b"", "train/moss/.DS_Store": b"", "read.me": b""}
+    folder = write_folder(tmp_path / "set", split_set(5, ("train",)) | other)
+    (folder / "train" / "aster").mkdir()
+    (folder / "test").mkdir()  # a test split is drawn
+    (folder / "docs").mkdir()  # neither a class nor a split
     (folder / "train" / "loop").symlink_to(folder)
+    (folder / "train" / "iris" / "up").symlink_to("..")
     found = load_images(folder)
-    assert "tulip" not in found.classes
-    named = ("1 other files in class folders: train/rose/notes.txt", "1 empty class folders: train/tulip", "train/loop")
-    assert len(found.remarks) == len(named)
-    assert all(name in remark for name, remark in zip(named, found.remarks, strict=True))
-    with pytest.raises(DataError, match=r"notes\.txt.*tulip"):
+    assert found.classes == ("iris", "rose")
+    links, others, empty = found.remarks
+    assert "(2): train/iris/up, train/loop" in links
+    assert "(3): train/rose/README, train/rose/clip.mp4, train/rose/notes.txt" in others
+    assert "(4): test, train/aster, train/moss, train/tulip" in empty
+    with pytest.raises(DataError, match=r"clip\.mp4.*aster"):
         load_images(folder, strict=True)
 
 
-# ---- a table ---------------------------------------------------------------------------------------------------------
+def test_empty_class_folders_of_a_zip_are_described(tmp_path: Path) -> None:
+    content = {**flat(), "tulip/": b"", "aster/": b"", "aster/notes.txt": b"", "iris/": b""}
+    (remark,) = load_images(write_zip(tmp_path / "set.zip", content)).remarks
+    assert "(2): aster, tulip" in remark
 
 
-def test_a_table_of_paths_classes_and_splits(tmp_path: Path) -> None:
-    names = [f"photos/{number}.png" for number in range(4)]
-    rows = 'split,path,label,note\ntrain,photos/0.png,"oak, red",\nVAL,photos/1.png,ash,x\n\ntest,photos/2.png,ash,\n'
-    found = arranged(names, {"splits.csv": rows})
-    assert found == [
-        Labelled("photos/0.png", "oak, red", "train"),
-        Labelled("photos/1.png", "ash", "validation"),
-        Labelled("photos/2.png", "ash", "test"),
-    ]
-    assert {image.split for image in arranged(names, {"splits.csv": "path,label\nphotos/3.png,ash\n"})} == {None}
-    content = {name: png(seed) for seed, name in enumerate(names)} | {"mine.csv": rows.encode()}
-    images = load_images(write_folder(tmp_path / "set", content) / "mine.csv")
-    assert (images.name, images.classes, list(images.splits)) == ("mine", ("ash", "oak, red"), list(SPLIT_NAMES))
+def test_images_in_other_formats_are_refused(tmp_path: Path) -> None:
+    """They would be missing, and with them a whole class."""
+    with pytest.raises(DataError, match=r"tulip/a\.HEIC"):
+        load_images(write_folder(tmp_path, flat() | {"tulip/a.HEIC": b""}))
 
 
-@pytest.mark.parametrize(
-    "rows, message",
-    [
-        ("", "line 1"),
-        ("file,label\n", "path, label, split"),
-        ("path,label,split\n\nphotos/0.png,ash,trian\n", "line 3.*trian"),
-        ("path,label,split\nphotos/0.png,,train\n", "line 2"),
-        ("path,label,split\nphotos/9.png,ash,train\n", "photos/9.png"),
-        ("path,label,split\nphotos/0.png,ash,train\nphotos/1.png,ash,\n", "every row"),
-        ("path,label\nphotos/0.png,ash\nphotos/0.png,ash\n", "line 3"),
-    ],
-)
-def test_bad_tables_are_refused(rows: str, message: str) -> None:
-    with pytest.raises(DataError, match=message):
-        arranged(["photos/0.png", "photos/1.png"], {"splits.csv": rows})
-
-
-# ---- lists -----------------------------------------------------------------------------------------------------------
-
-MIT67 = ["Images/attic/a.jpg", "Images/attic/b.jpg", "Images/bar/c.jpg", "Images/bar/unused.jpg"]
-
-
-def test_first_split_of_dtd() -> None:
-    names = [f"dtd/images/{label}/{label}_{number}.jpg" for label in ("banded", "dotted") for number in range(3)]
-    lists = {
-        f"dtd/labels/{name}{split}.txt": f"banded/banded_{number}.jpg\ndotted/dotted_{number}.jpg\n"
-        for number, name in enumerate(("train", "val", "test"))
-        for split in (1, 2)
-    }
-    found = arranged(names, lists | {"dtd/labels/labels_joint_anno.txt": "banded/banded_0.jpg banded\n"})
-    assert Counter((image.label, image.split) for image in found) == Counter(product(("banded", "dotted"), SPLIT_NAMES))
-
-
-def test_variants_of_aircraft() -> None:
-    names = [f"fgvc-aircraft-2013b/data/images/{number:07d}.jpg" for number in range(4)]
-    lists = {"train": "0000000 707-320\n0000001 DH-82\n", "val": "0000002 707-320\n", "test": "0000003 Dornier 328\n"}
-    content = {f"fgvc-aircraft-2013b/data/images_variant_{name}.txt": text for name, text in lists.items()}
-    found = arranged(names, content)
-    assert [image.label for image in found] == ["707-320", "DH-82", "707-320", "Dornier 328"]
-    assert [image.split for image in found] == ["train", "train", "validation", "test"]
-    with pytest.raises(DataError, match=r"line 1.*0000003"):
-        arranged(names, content | {"fgvc-aircraft-2013b/data/images_variant_test.txt": "0000003\n"})
-
-
-def test_mit67() -> None:
-    lists = {"TrainImages.txt": "attic/a.jpg\nbar/c.jpg\n", "TestImages.txt": "attic/b.jpg\r\n\n"}
-    assert arranged(MIT67, lists) == [
-        ("Images/attic/a.jpg", "attic", "train"),
-        ("Images/attic/b.jpg", "attic", "test"),
-        ("Images/bar/c.jpg", "bar", "train"),
-    ]
-
-
-def test_food101() -> None:
-    names = [f"food-101/images/{label}/{number}.jpg" for label in ("pie", "tea") for number in (1, 2)]
-    lists = {"food-101/meta/train.txt": "tea/1\npie/2", "food-101/meta/test.txt": "pie/1\ntea/2\n"}
-    lists |= {"food-101/meta/classes.txt": "pie\ntea", "food-101/README.txt": "words"}
-    assert [image[1:] for image in arranged(names, lists)] == [
-        ("pie", "test"),
-        ("pie", "train"),
-        ("tea", "train"),
-        ("tea", "test"),
-    ]
-
-
-def test_damaged_lists() -> None:
-    for lists, message in (
-        ({"TrainImages.txt": "attic/a.jpg\nattic/x.jpg"}, "set/TrainImages.txt, line 2: .*'attic/x.jpg'"),
-        ({"TrainImages.txt": "attic/a.jpg\n\nattic/a.jpg"}, "line 3: 'attic/a.jpg'.*line 1"),
-    ):
-        with pytest.raises(DataError, match=message):
-            arranged(MIT67, lists)
-
-
-def test_lists_that_cannot_be_read() -> None:
-    def missing(name: str) -> bytes:
-        raise FileNotFoundError(2, "No such file")
-
-    with pytest.raises(DataError, match=r"set/train\.txt"):
-        arrange([*MIT67, "train.txt"], lambda _: b"\xff\xfe", "set")
-    with pytest.raises(MissingDataError, match=r"set/train\.txt: No such file"):
-        arrange([*MIT67, "train.txt"], missing, "set")
-
-
-CUB_LISTS = {
-    "images.txt": "1 001.Albatross/a.jpg\n2 001.Albatross/b.jpg\n3 002.Wren/c d.jpg\n",
-    "image_class_labels.txt": "1 1\n2 1\n3 2\n",
-    "train_test_split.txt": "1 0\n2 1\n3 1\n",
-    "classes.txt": "1 001.Albatross\n2 002.Wren\n",
-}
-CUB_FILES = [f"images/{line.split(' ', 1)[1]}" for line in CUB_LISTS["images.txt"].splitlines()]
-
-
-def test_cub200() -> None:
-    base = "CUB_200_2011/"
-    lists = {base + name: text for name, text in CUB_LISTS.items()} | {base + "README": "", "attributes.txt": ""}
-    assert arranged([base + name for name in CUB_FILES], lists) == [
-        (base + "images/001.Albatross/a.jpg", "001.Albatross", "test"),
-        (base + "images/001.Albatross/b.jpg", "001.Albatross", "train"),
-        (base + "images/002.Wren/c d.jpg", "002.Wren", "train"),
-    ]
-
-
-def test_damaged_cub200() -> None:
-    for name, text, message in (
-        ("images.txt", "1 001.Albatross/a.jpg\n2 x.jpg\n3 002.Wren/c d.jpg", "'x.jpg'.*images.txt"),
-        ("images.txt", "1 001.Albatross/a.jpg\nwords", "images.txt, line 2: .*'words'"),
-        ("image_class_labels.txt", "1 1\n2 1\n", "image 3 .* images.txt and image_class_labels.txt"),
-        ("image_class_labels.txt", "1 1\n2 1\n3 7\n", "image_class_labels.txt .*'7'"),
-        ("train_test_split.txt", "1 0\n2 2\n3 1", "train_test_split.txt .*'2'"),
-    ):
-        with pytest.raises(DataError, match=message):
-            arranged(CUB_FILES, CUB_LISTS | {name: text})
-
-
-MINI = {
-    "mini/train.csv": "filename,label\nn01a.jpg,n01\nn02b.jpg,n02\n",
-    "mini/val.csv": "\ufefffilename,label\r\nn03c.jpg,n03\r\n",
-    "mini/test.csv": "filename, label\n\n n04d.jpg , n04 ",
-}
-MINI_FILES = [f"mini/images/{name}.jpg" for name in ("n01a", "n02b", "n03c", "n04d", "unused")]
-
-
-def test_miniimagenet_with_csv_lists() -> None:
-    expected = [
-        ("mini/images/n01a.jpg", "n01", "train"),
-        ("mini/images/n02b.jpg", "n02", "train"),
-        ("mini/images/n03c.jpg", "n03", "validation"),
-        ("mini/images/n04d.jpg", "n04", "test"),
-    ]
-    assert arranged(MINI_FILES, MINI) == expected
-    beside = [name.split("/")[-1] for name in MINI_FILES]
-    found = arranged(beside, {name[5:].upper(): text for name, text in MINI.items()})
-    assert [image[1:] for image in found] == [image[1:] for image in expected]
-
-
-def test_tables_next_to_class_folders_are_ignored() -> None:
-    expected = arranged(["rose/a.png", "iris/a.png"])
-    assert arranged(["rose/a.png", "iris/a.png"], {"train.csv": "id;price\n1;2"}) == expected
-    found = arranged(["images/a.png", "rose/a.png"], {"train.csv": "id"})  # one class is called images
-    assert [image.label for image in found] == ["images", "rose"]
-
-
-def test_damaged_csv_lists() -> None:
-    for text, message in (
-        ("filename,label\nn01a.jpg,n01\nx.jpg,n01", "set/mini/train.csv, line 3: .*'x.jpg'"),
-        ("filename,label\nn03c.jpg,n01", "val.csv, line 2: 'n03c.jpg'.*train.csv, line 2"),
-        ("filename,label\nn01a.jpg,n01,x", "train.csv, line 2"),
-        ("n01a.jpg,n01", "train.csv, line 1: .*filename,label"),
-    ):
-        with pytest.raises(DataError, match=message):
-            arranged(MINI_FILES, MINI | {"mini/train.csv": text})
+# ---- Open MIC --------------------------------------------------------------------------------------------------------
 
 
 def test_open_mic_has_twelve_pairs_and_ten_exhibitions() -> None:

@@ -11,7 +11,7 @@ import struct
 import zipfile
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
 from powerpool.data.store import (
@@ -32,7 +32,7 @@ from powerpool.files import DISK, read_json, write_json
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff")
 """Suffixes of image files, in lower or upper case."""
-UNPACKED_SUFFIXES = (*IMAGE_SUFFIXES, ".txt", ".csv")
+UNPACKED_SUFFIXES = (*IMAGE_SUFFIXES, ".txt", ".csv", ".mat")
 """Suffixes of files that are unpacked: images, and lists of classes and splits."""
 SYSTEM_FILES = ("thumbs.db", "desktop.ini", "__macosx")
 MANIFEST_LIMIT = 1 << 30
@@ -135,7 +135,7 @@ def unpack(path: Path, limits: Limits) -> FileTree:
     changed zip gets a new one. A copy appears once it is complete and all checksums are right.
     """
     with open_zip(path, limits) as archive:
-        members, others = _check_members(path, archive)
+        members, others, empty = _check_members(path, archive)
         lines = [f"{name}\0{members[name].file_size} {members[name].CRC}\n" for name in sorted(members)]
         key = hash_text([repr(others), *lines])
         target = cache_folder("images") / "unpacked" / f"{path.stem.lstrip('.')}-{key}"
@@ -146,24 +146,31 @@ def unpack(path: Path, limits: Limits) -> FileTree:
             found = _read_copy(target)
     if found is None:
         raise DataError(f"{target} was changed by another process. Delete it and try again.")
-    return found
+    return replace(found, empty=empty)
 
 
-def _check_members(path: Path, archive: zipfile.ZipFile) -> tuple[dict[str, zipfile.ZipInfo], tuple[str, ...]]:
-    """Return the files to unpack by name, and the names of all others; refuse unsafe members."""
+def _check_members(
+    path: Path, archive: zipfile.ZipFile
+) -> tuple[dict[str, zipfile.ZipInfo], tuple[str, ...], tuple[str, ...]]:
+    """Return the files to unpack by name, the names of all others, and empty folders; refuse unsafe members."""
     found: dict[str, zipfile.ZipInfo] = {}
-    others = []
+    others: list[str] = []
+    folders: set[str] = set()
+    used: set[str] = set()
     for info in archive.infolist():
         name = _safe_name(path, info)
-        if info.is_dir() or any(is_ignored(part) for part in name.split("/")):
+        if any(is_ignored(part) for part in name.split("/")):
             continue
-        if not name.lower().endswith(UNPACKED_SUFFIXES):
+        used.update(map(str, PurePosixPath(name).parents))
+        if info.is_dir():
+            folders.add(name)
+        elif not name.lower().endswith(UNPACKED_SUFFIXES):
             others.append(name)
         elif name in found:
             raise DataError(f"{path} was refused: it contains two files named {name!r}.")
         else:
             found[name] = info
-    return found, tuple(sorted(others))
+    return found, tuple(sorted(others)), tuple(sorted(folders - used))
 
 
 def _safe_name(path: Path, info: zipfile.ZipInfo) -> str:

@@ -90,7 +90,7 @@ class ImageSet:
     digest: str
     """A digest of the images, their names, classes and splits."""
     remarks: tuple[str, ...] = ()
-    """What was left out: files that are no images, empty class folders, links to folders that are listed already."""
+    """What was skipped: files that are no images, folders without images, links to folders that are listed already."""
 
     def __repr__(self) -> str:
         sizes = ", ".join(f"{name} {len(split)}" for name, split in self.splits.items())
@@ -212,21 +212,24 @@ def load_images(
     limits: Limits | None = None,
     nested: bool = False,
     strict: bool = False,
+    table: str | Path | None = None,
 ) -> ImageSet:
     """Find an image data set, its classes and its splits. No image is decoded; :func:`check_images` does that.
 
     A folder or zip contains one folder per class, or split folders with one folder per class: ``train`` or
     ``training``; ``validation``, ``val``, ``valid`` or ``dev``; ``test`` or ``testing``. A table ``splits.csv`` with
     the columns ``path``, ``label`` and ``split`` may list the images instead, and the lists of MIT67, Food-101,
-    CUB-200-2011, DTD, FGVC-Aircraft and miniImageNet are read, too. Classes are named after their folders and sorted by
-    name. Hidden files, system files and files such as ``notes.txt`` are skipped; a file of unknown kind in a class
-    folder is an error.
+    CUB-200-2011, DTD, FGVC-Aircraft, Stanford Cars and miniImageNet are read, too. Classes are named after their
+    folders and sorted by name. Hidden files and system files are ignored. Other files that are no images, folders
+    without images and links in a circle are skipped, and described by ``remarks``; an image in an unsupported format is
+    an error. A folder of tar files contains WebDataset shards, with ``KEY.jpg`` and ``KEY.cls``; a word such as
+    ``train`` or ``val`` in the path of a shard is its split.
 
     Args:
-        data: the path of a folder or zip, or of a table like ``splits.csv``; ``flower102``, ``mit67``, ``fmd``,
-            ``food101``, ``imagenet``, ``cub200``, ``dtd``, ``aircraft``, ``cars`` or any other name that is found in
-            ``root``; ``digits``, which comes with scikit-learn; ``glyphs``, which is drawn by this package; or a data
-            set on the Hugging Face hub, ``hf:owner/name``.
+        data: the path of a folder or zip, of a table like ``splits.csv``, or of shards, ``train-{0000..0099}.tar``;
+            ``flower102``, ``mit67``, ``fmd``, ``food101``, ``imagenet``, ``cub200``, ``dtd``, ``aircraft``, ``cars`` or
+            any other name that is found in ``root``; ``digits``, which comes with scikit-learn; ``glyphs``, which is
+            drawn by this package; or a data set on the Hugging Face hub, ``hf:owner/name``.
         root: a folder with ``NAME/`` or ``NAME.zip``, directly or in a subfolder ``images``; by default that of the
             environment variable POWERPOOL_DATA.
         download: whether data sets of the hub may be downloaded; those on this machine can always be loaded.
@@ -234,7 +237,8 @@ def load_images(
             taken from the training split; existing splits do not change.
         limits: maximum sizes of images and zips.
         nested: whether class names may have several parts, as ``Greek/character01`` of Omniglot.
-        strict: refuse every file in a class folder that is no image, and empty class folders.
+        strict: refuse what is otherwise skipped and described by ``remarks``.
+        table: a table like ``splits.csv`` in any place, with paths relative to the folder or zip.
 
     A zip is unpacked once, into ``images/unpacked`` in the cache (``$POWERPOOL_CACHE``, or ``~/.cache/powerpool``).
 
@@ -247,6 +251,8 @@ def load_images(
     """
     limits = limits or Limits()
     place = locate(data, root, download)
+    if table is not None:
+        place = replace(place, table=str(Path(table).expanduser().absolute()))
     listing = list_place(place, limits, download, nested=nested, strict=strict)
     images = listing.images
     classes = listing.classes or tuple(sorted({image.label for image in images}))

@@ -16,14 +16,15 @@ from typing import Any
 from powerpool.data.archives import is_ignored, open_tree
 from powerpool.data.layouts import (
     OPEN_MIC_LAYOUT,
-    SPLITS,
-    TABLE,
     arrange,
     arrange_open_mic,
     describe_left_out,
+    is_image,
     is_open_mic,
     no_problems,
 )
+from powerpool.data.lists import SPLITS, TABLE
+from powerpool.data.shards import Member, find_shards, is_shard, list_shards
 from powerpool.data.splits import Labelled
 from powerpool.data.store import (
     DataError,
@@ -43,7 +44,7 @@ from powerpool.data.store import (
     require_package,
 )
 from powerpool.data.synthetic import DIGITS, GLYPHS, digits_folder, glyphs_folder
-from powerpool.errors import RecordError, UnknownNameError, did_you_mean
+from powerpool.errors import ArgumentError, RecordError, UnknownNameError, did_you_mean
 from powerpool.files import read_json, write_json
 
 
@@ -81,10 +82,14 @@ KNOWN = {
     ),
     "dtd": Known("images/<class>/<image>, labels/train1.txt, val1.txt and test1.txt", folders=("DTD",)),
     "aircraft": Known(
-        "images/<image>, images_variant_train.txt, images_variant_val.txt and images_variant_test.txt",
+        "images/<image>, images_variant_trainval.txt (or _train.txt and _val.txt) and images_variant_test.txt",
         folders=("fgvc-aircraft-2013b",),
     ),
-    "cars": Known("<split>/<class>/<image>, or splits.csv with path, label and split", folders=("stanford_cars",)),
+    "cars": Known(
+        "cars_train/<image>, cars_test/<image>, devkit/cars_meta.mat, devkit/cars_train_annos.mat and "
+        "cars_test_annos_withlabels.mat, or <split>/<class>/<image>",
+        folders=("stanford_cars",),
+    ),
     "miniimagenet": Known(
         "<split>/<wnid>/<image>, or images/<image> with train.csv, val.csv and test.csv",
         folders=("miniImageNet", "mini-imagenet"),
@@ -98,7 +103,7 @@ the splits of the literature."""
 SYNTHETIC = {DIGITS: digits_folder, GLYPHS: glyphs_folder}
 """Data sets that are made on this machine, without a network."""
 
-OTHER_ARCHIVES = (".tar", ".tgz", ".gz", ".bz2", ".xz", ".zst", ".rar", ".7z")
+OTHER_ARCHIVES = (".tgz", ".gz", ".bz2", ".xz", ".zst", ".rar", ".7z")
 
 
 @dataclass(frozen=True)
@@ -110,7 +115,7 @@ class Place:
     hub: str | None = None
     known: Known | None = None
     table: str | None = None
-    """The file with the paths, classes and splits, in the folder, if one was named."""
+    """The absolute path of a file with paths, classes and splits, if one was named."""
 
 
 def locate(data: str | Path, root: str | Path | None, download: bool) -> Place:
@@ -144,7 +149,7 @@ def is_at_path(data: str, root: str | None, download: bool) -> bool:
     if data.startswith("hf:"):
         return False
     place = locate(data, root, download)
-    return place.path is not None and place.path / (place.table or "") == Path(data).expanduser()
+    return place.table is not None or place.path == Path(data).expanduser()
 
 
 def names_of(name: str) -> tuple[str, ...]:
@@ -153,6 +158,8 @@ def names_of(name: str) -> tuple[str, ...]:
 
 
 def _at_path(path: Path) -> Place:
+    if (shards := find_shards(path)) is not None:
+        return Place(path.stem if path.is_file() else shards.folder.absolute().name, path)
     if not path.exists():
         hub = f" A data set on the Hugging Face hub is written hf:{path}." if HUB_NAME.fullmatch(str(path)) else ""
         raise MissingDataError(f"There is no file or folder {path}.{hub}")
@@ -160,7 +167,7 @@ def _at_path(path: Path) -> Place:
         raise DataError(f"{path} is not a zip file. Unpack it, and pass the folder.")
     if path.is_file() and path.suffix.lower() == ".csv":
         folder = path.absolute().parent
-        return Place(folder.name if path.name == TABLE else path.stem, path.parent, table=path.name)
+        return Place(folder.name if path.name == TABLE else path.stem, path.parent, table=str(path.absolute()))
     return Place(path.absolute().name if path.is_dir() else path.stem, path)
 
 
@@ -208,8 +215,8 @@ class Row:
             raise ImageError(f"Cannot read the file {cell['path']!r} of row {self.number}: {error}") from error
 
 
-ImageSource = str | Row
-"""Where an image is read from: the path of a file, or a row of a table."""
+ImageSource = str | Row | Member
+"""Where an image is read from: the path of a file, a row of a table, or a part of a shard."""
 
 
 @dataclass(frozen=True)
@@ -248,18 +255,24 @@ def list_place(
     """
     if place.path is None:
         assert place.hub is not None
+        if place.table is not None:
+            raise ArgumentError(f"A table of splits needs a folder or zip of images (got {place.hub} of the hub).")
         if problem is not None:
             raise no_problems(place.hub, problem)
         return load_hub(place.hub, download)
-    source, tree = str(place.path), open_tree(place.path, limits)
+    source = str(place.path)
+    tree = find_shards(place.path) or open_tree(place.path, limits)
+    if not (problem or place.table) and any(map(is_shard, tree.names)) and not any(map(is_image, tree.names)):
+        shards = list_shards(tree, limits)
+        return Listing(source, *shards, classes=shards.classes)
     if problem is not None or (nested and (place.name == "open_mic" or is_open_mic(tree.names))):
         images = arrange_open_mic(tree.names, problem, source)
     else:
         read = partial(tree.read_text, limits=limits)
         images = arrange(tree.names, read, source, nested=nested, table=place.table)
-    remarks = describe_left_out(images, tree)
+    remarks = describe_left_out(images, tree, place.table)
     if remarks and strict:
-        raise DataError(f"{source}: {' '.join(remarks)} With strict, nothing may be left out.")
+        raise DataError(f"{source}: {' '.join(remarks)} Move them away, or allow to skip them without strict.")
     names = [image.file for image in images]
     sources: dict[str, ImageSource] = {name: str(tree.folder / name) for name in names}
     return Listing(source, images, sources, tree.hashes or hash_files(tree.folder, names), remarks=remarks)

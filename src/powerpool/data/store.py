@@ -318,8 +318,11 @@ def hash_files(folder: Path, names: Iterable[str]) -> dict[str, str]:
         return [about.st_size, about.st_mtime_ns, digest.hexdigest()]
 
     listed = list(names)
+    found: dict[str, list[Any]] = {}
     with ThreadPoolExecutor(default_threads()) as pool:  # reading and hashing release the interpreter lock
-        found = dict(zip(listed, pool.map(describe, listed), strict=True))
+        for start in range(0, len(listed), 256):  # a million waiting tasks would take gigabytes
+            part = listed[start : start + 256]
+            found.update(zip(part, pool.map(describe, part), strict=True))
     if not found.items() <= known.items():
         with contextlib.suppress(RecordError, OSError):  # without a cache, files are hashed again next time
             write_json(cache, known | found)

@@ -21,6 +21,7 @@ from powerpool.runs.folder import DataIdentity
 from powerpool.runs.record import Confusion, Result, RunRecord, Trial
 from powerpool.runs.typed import Json, to_json
 from powerpool.tasks.pooling import FeatureSource, Samples
+from powerpool.tasks.predictions import Predictions
 
 C = TypeVar("C")
 D = TypeVar("D")
@@ -114,16 +115,6 @@ class Evaluation(ABC):
     def confusion(self) -> Confusion | None:
         """The confusion matrix, if it is worth drawing."""
         return None
-
-
-@dataclass(frozen=True)
-class Predictions:
-    """One row of named values for each input; a table for the terminal where CSV is not what people read."""
-
-    rows: Sequence[dict[str, Json]]
-    table: TextTable | None = None
-    remarks: tuple[str, ...] = ()
-    """Warnings for the user."""
 
 
 class Task(ABC, Generic[C, D, F, M]):

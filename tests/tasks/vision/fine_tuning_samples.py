@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
+import tarfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,9 @@ import torch
 from PIL import Image
 from torch import nn
 
-from powerpool.data import Crops, ImageSplit
+from powerpool.data import Crops, ImageSplit, Limits
+from powerpool.data.archives import FileTree
+from powerpool.data.shards import list_shards
 from powerpool.integrations.backbones import load_backbone
 from powerpool.tasks.vision.config import FineTuningConfig, PoolConfig, VisionConfig
 from powerpool.tasks.vision.finetuning import FineTuned, fine_tune
@@ -85,17 +89,28 @@ def note_writes(file: Path) -> None:
     sys.addaudithook(note)
 
 
-def stored(folder: Path) -> ImageSplit:
-    """Return the images that another process has written."""
-    names = tuple(str(file) for file in sorted(folder.iterdir(), key=lambda file: int(file.stem)))
-    return ImageSplit(names, torch.arange(len(names)) % CLASSES, names)
+def pack(folder: Path) -> None:
+    """Write the images of a folder into a shard beside it."""
+    with tarfile.open(folder.with_suffix(".tar"), "w") as shard:
+        for number in range(len(list(folder.iterdir()))):
+            shard.add(folder / f"{number}.png", f"{number}.png")
+            label = tarfile.TarInfo(f"{number}.cls")
+            label.size = 1
+            shard.addfile(label, io.BytesIO(str(number % CLASSES).encode()))
+
+
+def packed(shard: Path) -> ImageSplit:
+    """Return the images of a shard."""
+    found = list_shards(FileTree(shard.parent, [shard.name]), Limits())
+    targets = [int(image.label) for image in found.images]
+    return ImageSplit(tuple(found.sources), torch.tensor(targets), tuple(found.sources.values()))
 
 
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
     if "RANK" in os.environ:
         note_writes(Path(sys.argv[2], f"rank-{os.environ['RANK']}"))
-        splits = [stored(folder.parent / "images" / name) for name in ("train", "validation")]
+        splits = [packed(folder.parent / "images" / name) for name in ("train.tar", "validation.tar")]
         config = small_config(epochs=2, batch_size=5, jitter=0.2)
         fine_tune(config, network(dropout=0.0), *splits, folder, show=False)
     else:

@@ -22,7 +22,7 @@ from powerpool.tasks.vision.config import FineTuningConfig, VisionConfig
 from powerpool.tasks.vision.finetuning import is_first, is_launched, require_joint_training, with_launched_sizes
 from powerpool.tasks.vision.loop import CHECKPOINT, FineTuningError
 from tests.tasks.vision import fine_tuning_samples
-from tests.tasks.vision.fine_tuning_samples import network, small_config, train, with_training
+from tests.tasks.vision.fine_tuning_samples import network, pack, small_config, train, with_training
 
 PATIENCE = 300
 END_TO_END = VisionConfig(mode="end-to-end")
@@ -91,9 +91,11 @@ def test_the_command_refuses_before_it_reads_anything(torchrun, tmp_path, capsys
 # ---- training together -----------------------------------------------------------------------------------------------
 
 
-def test_two_processes_of_torchrun_train_as_one_and_the_first_alone_writes(tmp_path):
+def test_two_processes_of_torchrun_train_on_shards_as_one_on_files_and_the_first_alone_writes(tmp_path):
     config = small_config(epochs=2, batch_size=5, jitter=0.2)
     one = train(tmp_path / "one", config, network(dropout=0.0))  # which also writes the images
+    for split in ("train", "validation"):
+        pack(tmp_path / "images" / split)
     (tmp_path / "notes").mkdir()
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     command += [fine_tuning_samples.__file__, str(tmp_path / "two"), str(tmp_path / "notes")]

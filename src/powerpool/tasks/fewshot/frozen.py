@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from powerpool.data import Episodes, ImageSplit, Splits, check_images, list_images, load_images
 from powerpool.data.episodes import FewShotListing, list_fewshot
 from powerpool.data.images import Corrupt
-from powerpool.tasks.base import Predictions, Watch
+from powerpool.tasks.base import Watch
 from powerpool.tasks.fewshot.classifiers import Classifier, Examples, choose, chosen_scores, class_scores
 from powerpool.tasks.fewshot.config import EpisodeConfig
 from powerpool.tasks.fewshot.feature_config import FeatureConfig
@@ -22,11 +22,11 @@ from powerpool.tasks.fewshot.results import (
     FewShotEvaluation,
     describe_few_images,
     format_proportion,
-    make_predictions,
     require_classes,
 )
 from powerpool.tasks.fewshot.training import TEST_SEED, EpisodeScores
 from powerpool.tasks.options import take_fields
+from powerpool.tasks.predictions import Predictions
 
 USUAL = EpisodeConfig(queries=15)
 """The form of episodes where options name none and the images allow it."""
@@ -156,7 +156,7 @@ def predict(options: PredictOptions, watch: Watch) -> Predictions:
         classifier, accuracy = choose(given)
     scores = class_scores(classifier, given, (unknown @ vectors.T).double())
     remarks = (*found.remarks, *bad_examples, *bad_queries, _describe(config, classifier, accuracy, given))
-    return make_predictions(queries.names, scores, [found.classes[label] for label in labels.tolist()], remarks)
+    return Predictions.of_images(queries.names, scores, [found.classes[label] for label in labels.tolist()], remarks)
 
 
 def _describe(config: FeatureConfig, classifier: Classifier, accuracy: float | None, examples: Examples) -> str:

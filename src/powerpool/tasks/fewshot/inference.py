@@ -19,13 +19,14 @@ from powerpool.errors import ArgumentError, RecordError
 from powerpool.runs.config import read_recipe
 from powerpool.runs.folder import CONFIG, MODEL, DataIdentity, build_network, is_data_of, read_identity, read_model
 from powerpool.runs.typed import Json
-from powerpool.tasks.base import Predictions, Watch, ignore_progress
+from powerpool.tasks.base import Watch, ignore_progress
 from powerpool.tasks.fewshot.config import EpisodeConfig, FewShotConfig, ModelConfig, require_image_format
 from powerpool.tasks.fewshot.model import EpisodeNetwork, feature_sets, make_network, normalization
 from powerpool.tasks.fewshot.options import EvaluateOptions, PredictOptions
-from powerpool.tasks.fewshot.results import EpisodeTest, FewShotEvaluation, make_predictions, require_classes
+from powerpool.tasks.fewshot.results import EpisodeTest, FewShotEvaluation, require_classes
 from powerpool.tasks.fewshot.training import draw_episodes, episode_spectrum, run_episodes
 from powerpool.tasks.pooling import FeatureSource, Samples
+from powerpool.tasks.predictions import Predictions
 from powerpool.tasks.training import require_device
 
 TEST_OPTIONS = ("way", "shot", "queries", "count", "transductive")
@@ -281,7 +282,7 @@ def predict(options: PredictOptions) -> Predictions:
     queries = replace(queries, mean=bank.mean)  # of the examples: the queries may all be of one class
     scores = model.scores(support, queries.batch(torch.arange(len(queries))))
     classes = [bank.classes[label] for label in labels]
-    return make_predictions(queries.names, scores, classes, remarks)
+    return Predictions.of_images(queries.names, scores, classes, remarks)
 
 
 # ---- analysis --------------------------------------------------------------------------------------------------------

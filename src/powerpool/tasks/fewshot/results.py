@@ -13,12 +13,10 @@ from powerpool.runs.compare import proportion_interval, summarize
 from powerpool.runs.environment import environment
 from powerpool.runs.record import Spectrum
 from powerpool.runs.typed import Json, to_json
-from powerpool.tasks.base import Evaluation, Predictions
+from powerpool.tasks.base import Evaluation
 from powerpool.tasks.fewshot.config import EpisodeConfig
 from powerpool.tasks.fewshot.training import EpisodeScores
 
-SHOWN = 3
-"""Number of classes that a prediction lists, the most similar first."""
 FEW_IMAGES = 200
 """Test images below which the interval over episodes is misleading: episodes draw the same images again and again."""
 
@@ -112,28 +110,3 @@ def require_classes(targets: Tensor, support: str) -> Tensor:
             f"{support})."
         )
     return labels
-
-
-def make_predictions(
-    names: Sequence[str], scores: Tensor, classes: Sequence[str], remarks: Sequence[str]
-) -> Predictions:  # shape: _, (n, classes)
-    """Return a row for each image, and the table that is printed."""
-    rows = [
-        {
-            "picture": name,
-            "class": classes[int(row.argmax())],
-            "score": float(row.max()),
-            **{f"score of {label}": float(value) for label, value in zip(classes, row, strict=True)},
-        }
-        for name, row in zip(names, scores, strict=True)
-    ]
-    return Predictions(rows, _tabulate(names, scores, classes), tuple(remarks))
-
-
-def _tabulate(names: Sequence[str], scores: Tensor, classes: Sequence[str]) -> TextTable:
-    best = scores.topk(min(SHOWN, len(classes)), dim=-1)
-    rows = []
-    for name, values, places in zip(names, best.values.tolist(), best.indices.tolist(), strict=True):
-        others = [f"{classes[place]} {value:.3f}" for place, value in zip(places[1:], values[1:], strict=True)]
-        rows.append((name, classes[places[0]], f"{values[0]:.3f}", ", ".join(others)))
-    return TextTable("", ("image", "class", "score", "next"), tuple(rows), ("image", "class", "next"))

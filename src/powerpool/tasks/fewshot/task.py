@@ -21,7 +21,7 @@ from powerpool.errors import ArgumentError, RecordError, UnknownNameError
 from powerpool.runs.folder import DataIdentity, digest_weights, load_state, require_same_data, save_model, save_state
 from powerpool.runs.record import EpisodeResult, RunRecord
 from powerpool.runs.typed import Json
-from powerpool.tasks.base import Evaluation, Predictions, Task, Unit, Watch, ignore_progress, with_absolute_paths
+from powerpool.tasks.base import Evaluation, Task, Unit, Watch, ignore_progress, with_absolute_paths
 from powerpool.tasks.fewshot import frozen
 from powerpool.tasks.fewshot.config import FewShotConfig, ModelConfig
 from powerpool.tasks.fewshot.fitting import WITHOUT_TRAINING, fit_episodes, require_episodes
@@ -43,6 +43,7 @@ from powerpool.tasks.fewshot.study import study_features
 from powerpool.tasks.fewshot.training import Training
 from powerpool.tasks.methods import FEATURE_METHODS, FEWSHOT_METHODS, unused_settings
 from powerpool.tasks.pooling import FeatureSource, Samples
+from powerpool.tasks.predictions import Predictions
 from powerpool.tasks.training import announce_precision, stop_on_interrupt
 
 CHECKPOINT_SECONDS = 120.0

@@ -17,7 +17,7 @@ from powerpool.runs.config import read_recipe
 from powerpool.runs.environment import environment
 from powerpool.runs.folder import CONFIG, MODEL, DataIdentity, build_network, is_data_of, read_model
 from powerpool.runs.typed import Json, to_json
-from powerpool.tasks.base import Evaluation, Predictions, confusion_matrix
+from powerpool.tasks.base import Evaluation, confusion_matrix
 from powerpool.tasks.graph.config import GraphConfig, ModelConfig
 from powerpool.tasks.graph.dataset import permute_labels
 from powerpool.tasks.graph.model import GraphClassifier, make_network
@@ -25,6 +25,7 @@ from powerpool.tasks.graph.options import EvaluateOptions, PredictOptions, RunCo
 from powerpool.tasks.graph.scores import MAE, Objective, measure
 from powerpool.tasks.graph.training import collate, compute_logits
 from powerpool.tasks.pooling import FeatureSource, Samples
+from powerpool.tasks.predictions import Predictions
 
 ANALYSIS_BATCH = 32
 

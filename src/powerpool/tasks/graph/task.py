@@ -31,7 +31,6 @@ from powerpool.runs.record import Confusion, FoldResult, Score, Trial
 from powerpool.runs.typed import Json
 from powerpool.tasks.base import (
     Evaluation,
-    Predictions,
     Row,
     Task,
     Unit,
@@ -58,6 +57,7 @@ from powerpool.tasks.graph.scores import MAE, measure
 from powerpool.tasks.graph.training import Training, TrainingCurves, collate, compute_logits
 from powerpool.tasks.methods import GRAPH_METHODS, PARAMETERS, unused_settings
 from powerpool.tasks.pooling import FeatureSource, Samples, mean_spectrum, spread_out
+from powerpool.tasks.predictions import Predictions
 
 CHECKPOINT_SECONDS = 5.0
 """How much work a killed training may lose."""

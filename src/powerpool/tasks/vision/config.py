@@ -237,11 +237,11 @@ class VisionConfig:
 
     Args:
         data: a data set by name, such as flower102, or a folder or zip of class folders, or a CSV file with the columns
-            path, label and split, or hf:OWNER/NAME
+            path, label and split, or WebDataset shards (a folder of them, or train-{0000..0099}.tar), or hf:OWNER/NAME
         data_root: folder with data sets; default: $POWERPOOL_DATA, then the cache
         download: allow downloads of data and weights that are not on this machine
         corrupt: error: refuse images that cannot be read; skip: leave them out and count them
-        strict: refuse files in class folders that are no images, and empty class folders, instead of skipping them
+        strict: refuse files in class folders that are no images, and folders without images, instead of skipping them
         validation_share: share of the training images, where the data set has no validation split
         test_share: share of the training images, where the data set has no test split; of all if it has no splits
         backbone: efficientnet-lite0, alexnet, hf:NAME or a folder after hf:, timm:NAME or torchvision:NAME; it gives a
@@ -263,6 +263,8 @@ class VisionConfig:
         workers: processes that read images, and run the backbone on a CPU; default: the number of cores
         seed: of the split, the initial weights, the order of the images and the augmentation
         split_seed: of the split, if another one
+        split_file: CSV file with the columns path, label and split, and paths relative to the folder or zip of data;
+            default: its splits.csv, if there is one
     """
 
     RENAMED: ClassVar[dict[str, str]] = {
@@ -289,6 +291,7 @@ class VisionConfig:
     workers: int | None = None
     seed: int = 0
     split_seed: int | None = None
+    split_file: str | None = None
 
     def __post_init__(self) -> None:
         for name in ("validation_share", "test_share"):

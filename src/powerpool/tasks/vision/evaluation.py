@@ -35,6 +35,7 @@ class VisionEvaluation(Evaluation):
     classes: tuple[str, ...]
     matrix: tuple[tuple[int, ...], ...]
     """A row for each true class, a column for each predicted one."""
+    remarks: tuple[str, ...] = ()
 
     @classmethod
     def of(

@@ -78,7 +78,14 @@ def read_images(config: VisionConfig) -> tuple[ImageSet, dict[str, list[str]]]:
     """Read the splits of a configuration, and the names of images that cannot be read and are skipped, by split."""
     seed = config.seed if config.split_seed is None else config.split_seed
     splits = Splits(validation=config.validation_share, test=config.test_share, seed=seed)
-    images = load_images(config.data, config.data_root, download=config.download, splits=splits, strict=config.strict)
+    images = load_images(
+        config.data,
+        config.data_root,
+        download=config.download,
+        splits=splits,
+        strict=config.strict,
+        table=config.split_file,
+    )
     missing = [name for name in SPLITS if name not in images.splits]
     if missing:
         raise ArgumentError(

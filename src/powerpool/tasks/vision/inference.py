@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from powerpool.console import TextTable, print_note
+from powerpool.console import print_note
 from powerpool.data import Crops, ImageDataset, ImageSet, ImageSplit, Splits, check_images, list_images, load_images
 from powerpool.errors import ArgumentError, RecordError
 from powerpool.integrations.backbones import Backbone, load_backbone
@@ -26,8 +26,9 @@ from powerpool.runs.folder import (
 )
 from powerpool.runs.record import Spectrum
 from powerpool.runs.typed import Json
-from powerpool.tasks.base import Predictions, Watch
+from powerpool.tasks.base import Watch
 from powerpool.tasks.pooling import FeatureSource, Samples, mean_spectrum, spread_out
+from powerpool.tasks.predictions import Predictions
 from powerpool.tasks.vision.config import RENAMED_PARAMETERS, PoolConfig, VisionConfig, require_crops
 from powerpool.tasks.vision.evaluation import VisionEvaluation
 from powerpool.tasks.vision.extraction import find_features, freeze, read_images, stream_maps
@@ -41,8 +42,6 @@ FROZEN_PARTS = ("backbone.", "pool.head.")
 """Weights that are not stored where the backbone was not trained: its name stands for them."""
 WHOLE = Splits(validation=0.0, test=0.0)
 """Images without splits are one."""
-SHOWN = 3
-"""Number of classes in the table of predictions, the most probable first."""
 
 
 # ---- models ----------------------------------------------------------------------------------------------------------
@@ -209,7 +208,8 @@ def evaluate(options: EvaluateOptions, watch: Watch) -> VisionEvaluation:
         tested, skipped = check_images(tested, "skip")
         which += f", {len(skipped)} unreadable ones skipped" if skipped else ""
     logits = model.logits(tested, options.workers, lambda done: watch("images", done, len(tested)))
-    return VisionEvaluation.of(model.method, which, logits, tested.targets, model.classes)
+    found = VisionEvaluation.of(model.method, which, logits, tested.targets, model.classes)
+    return replace(found, remarks=images.remarks)
 
 
 def _read_config(folder: str | Path, places: EvaluateOptions | Samples) -> VisionConfig:
@@ -248,26 +248,9 @@ def predict(options: PredictOptions, watch: Watch) -> Predictions:
         for name in skipped:
             print_note(f"skipped, not readable: {name}")
     probabilities = model.logits(images, options.workers, lambda done: watch("images", done, len(images))).softmax(-1)
-    rows = [
-        {
-            "picture": name,
-            "class": model.classes[int(row.argmax())],
-            "probability": float(row.max()),
-            **{f"probability of {label}": float(value) for label, value in zip(model.classes, row, strict=True)},
-        }
-        for name, row in zip(images.names, probabilities, strict=True)
-    ]
-    return Predictions(rows, _prediction_table(images.names, probabilities, model.classes))
-
-
-def _prediction_table(names: Sequence[str], probabilities: Tensor, classes: Sequence[str]) -> TextTable:
-    best = probabilities.topk(min(SHOWN, len(classes)), dim=-1)
-    rows = []
-    for name, values, places in zip(names, best.values.tolist(), best.indices.tolist(), strict=True):
-        listed = [f"{classes[place]} {100 * value:.1f} %" for place, value in zip(places, values, strict=True)]
-        rows.append((name, classes[places[0]], f"{100 * values[0]:.1f} %", ", ".join(listed[1:])))
-    columns = ("image", "class", "probability", "next")
-    return TextTable("", columns, tuple(rows), (columns[0], columns[1], columns[3]))
+    return Predictions.of_images(
+        images.names, probabilities, model.classes, word="probability", percent=True, top=options.top
+    )
 
 
 # ---- analysis --------------------------------------------------------------------------------------------------------

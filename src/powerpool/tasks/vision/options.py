@@ -102,6 +102,8 @@ class PredictOptions:
         download: allow downloads of weights that are not on this machine
         workers: processes that read images, and run the backbone on a CPU; default: the number of cores
         out: file for the predictions with all probabilities, .csv or .json; default: a table is printed
+        top: number of classes to name for each image, with their probabilities, the most probable first; default: three
+            in the table, all in files
     """
 
     task: ClassVar[str] = "vision"
@@ -113,10 +115,13 @@ class PredictOptions:
     download: bool = False
     workers: int | None = None
     out: str | None = None
+    top: int | None = None
 
     def __post_init__(self) -> None:
         require_answer_file(self.out)
         require_workers(self.workers)
+        if self.top is not None and self.top < 1:
+            raise ArgumentError(f"top must be at least 1 (got {self.top}).")
         if not self.images:
             raise ArgumentError("Name at least one image file or folder: powerpool predict vision photo.jpg")
 

@@ -24,7 +24,6 @@ from powerpool.runs.record import Confusion, Spectrum, SplitResult, Trial, pack_
 from powerpool.runs.typed import Json
 from powerpool.tasks.base import (
     Evaluation,
-    Predictions,
     Row,
     SweepableTask,
     Unit,
@@ -36,6 +35,7 @@ from powerpool.tasks.base import (
 )
 from powerpool.tasks.methods import VISION_METHODS, unused_settings
 from powerpool.tasks.pooling import FeatureSource, Samples
+from powerpool.tasks.predictions import Predictions
 from powerpool.tasks.training import announce_precision, choose_precision
 from powerpool.tasks.vision import frozen, tuned, widening
 from powerpool.tasks.vision.config import (
@@ -78,7 +78,7 @@ class VisionTask(SweepableTask[VisionConfig, Data, Fit, Model]):
     validation_part = "validation images"
     baseline = "FOP"
     config_type = VisionConfig
-    ignored_settings = ("data_root", "download", "strict", "accelerator", "workers")
+    ignored_settings = ("data_root", "download", "split_file", "strict", "accelerator", "workers")
     packages = ("pillow", "kornia", "lightning")
     draws_confusion = True
 
@@ -268,6 +268,8 @@ class VisionTask(SweepableTask[VisionConfig, Data, Fit, Model]):
     def prepare(self, config: VisionConfig) -> VisionConfig:
         is_path = is_at_path(config.data, config.data_root, config.download)
         found = with_precision(with_absolute_paths(config, data_is_path=is_path))
+        if config.split_file is not None:
+            found = replace(found, split_file=str(Path(config.split_file).expanduser().absolute()))
         folder = Path(config.backbone.removeprefix("hf:"))
         is_folder = config.backbone.startswith("hf:") and folder.is_dir()
         return replace(found, backbone=f"hf:{folder.absolute()}") if is_folder else found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import torch
@@ -20,7 +20,7 @@ from powerpool.tasks.vision.config import VisionConfig
 from powerpool.tasks.vision.extraction import extract
 from powerpool.tasks.vision.finetuning import FineTuned, fine_tune
 from powerpool.tasks.vision.inference import TrainedModel
-from powerpool.tasks.vision.loop import DivergedError
+from powerpool.tasks.vision.loop import CHECKPOINT, DivergedError
 from powerpool.tasks.vision.model import ImageClassifier, require_rectified
 
 
@@ -56,8 +56,9 @@ def train(
     config = configs[point]
     if checkpoint is None:
         raise ValueError("End-to-end training needs a folder for its checkpoint.")
-    for split in images.splits.values():  # an unreadable image fails now, not after hours
-        check_images(split, "error")
+    if not (checkpoint / CHECKPOINT).exists():  # an unreadable image fails now, not after hours
+        for name, split in images.splits.items():
+            check_images(split, "error", progress=partial(watch, f"checked images of {name}"))
     torch.manual_seed(config.seed)
     if config.training.warm_start:
         features = extract(config, images, watch=watch)
