@@ -16,8 +16,8 @@ from powerpool.runs.record import Score
 from powerpool.tasks.graph.config import ModelConfig, TrainingConfig
 from powerpool.tasks.graph.convolution import is_symmetric
 from powerpool.tasks.graph.model import GraphClassifier, make_network, recompute_statistics
-from powerpool.tasks.graph.scores import Objective, balanced_weights
-from powerpool.tasks.training import require_device
+from powerpool.tasks.graph.scores import Objective
+from powerpool.tasks.training import balanced_weights, require_device
 
 
 @dataclass
