@@ -5,6 +5,11 @@ import signal
 
 from hypothesis import settings
 
+from tests import real_data
+
+assert real_data.FOLDER  # it has read POWERPOOL_DATA; without that variable, data sets are those of a fresh clone
+os.environ.pop("POWERPOOL_DATA", None)
+
 # A shell starts jobs in the background with interrupts ignored, and all that they start inherits that: tests that send
 # one would wait for ever.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

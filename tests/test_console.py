@@ -157,6 +157,15 @@ def test_without_bars_slow_work_prints_a_line_at_each_quarter(monkeypatch):
             bars.advance(bar)
     lines = ["[things]: 34 of 100", "[things]: 50 of 100", "[things]: 75 of 100", "[things]: 100 of 100"]
     assert err.getvalue().splitlines() == lines  # the first quarter took less than ten seconds
+    with output_settings(), streams() as (_, err), Bars() as bars:
+        bar = bars.add("things", 100)
+        for total in (100, 101, 102):  # such as the pooling of three grid points
+            for done in range(total):
+                now[0] += 0.2
+                bars.update(bar, done, total=total)
+    rounds = [line.split()[-1] for line in err.getvalue().splitlines()]
+    assert rounds == sorted(rounds)
+    assert [rounds.count(total) for total in ("100", "101", "102")] == [3, 2, 2]
     with output_settings(), streams() as (_, err), Bars(lines=False) as bars:
         bar = bars.add("things", 2)
         now[0] += 99

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import powerpool as pp
+from powerpool import functional
 from powerpool.bench.measure import peak_bytes
 from powerpool.errors import DomainError
 from powerpool.linalg import elementwise
@@ -119,7 +120,7 @@ def test_zero_features(case: CurveCase) -> None:
         features = torch.zeros(2, 3, 4, requires_grad=True)
         value = pp.second_order_pool(features, curve, "elementwise", eps=eps)
         value.sum().backward()
-        assert (value == pp.elementwise(torch.zeros(2, 3, 3), curve, eps=eps)).all()
+        torch.testing.assert_close(value, pp.elementwise(torch.zeros(2, 3, 3), curve, eps=eps))
         assert (features.grad == 0).all()
 
 
@@ -226,3 +227,52 @@ def test_the_slope_of_sigme_does_not_vanish_where_its_value_is_one(eta: float) -
     exact = torch.autograd.grad(_from_features(expected, curve), expected, upstream.double())[0]
     assert found.diagonal().abs().max() > 0
     torch.testing.assert_close(found.double(), exact, rtol=1e-4, atol=0)
+
+
+def _vector(features: Tensor, curve: pp.Curve, check: bool | None = None) -> Tensor:
+    options = {"trace_power": 0.0, "slope": 0.0}
+    arguments = ("elementwise", 0.0, None, None, "auto", 1e-6, check)
+    return functional.pooled(features, curve, *arguments, **options, as_vector=True)
+
+
+def _vector_of_matrix(features: Tensor, curve: pp.Curve) -> Tensor:
+    return pp.to_vector(_from_matrix(features, curve))
+
+
+@pytest.mark.parametrize("entries", [2**20, 30])  # 30: one matrix at a time
+@every_curve
+def test_the_vector_is_that_of_the_matrix(case: CurveCase, entries: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    curve = case.make()
+    monkeypatch.setattr(elementwise, "_BLOCK", entries)
+    for shape in SHAPES:
+        features = _features(curve, shape)
+        assert _is_one_node(_vector(features, curve))
+        found = _value_and_gradient(_vector, features, curve)
+        expected = _value_and_gradient(_vector_of_matrix, features, curve)
+        for one, other in zip(found, expected, strict=True):
+            _assert_near(one, other, 1e-12)
+
+
+@every_curve
+def test_the_second_derivative_of_the_vector_is_that_of_the_matrix(case: CurveCase) -> None:
+    curve = case.make()
+    features = torch.rand(2, 4, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64).requires_grad_()
+    results = []
+    for function in (_vector, _vector_of_matrix):
+        value = function(features, curve)
+        (gradient,) = torch.autograd.grad(value, features, torch.ones_like(value), create_graph=True)
+        results.append(torch.autograd.grad(gradient.square().sum(), features)[0])
+    _assert_near(results[0], results[1], 1e-11)
+
+
+def test_the_vector_of_bad_sets_and_of_a_batch_of_directions() -> None:
+    features = torch.rand(3, 4, 5)
+    features[1, 0] *= -1
+    value = _vector(features, pp.MaxExp(5), check=False)
+    assert value.isnan().any(-1).tolist() == [False, True, False]
+    features = torch.rand(4, 6, requires_grad=True)
+    value = _vector(features, pp.MaxExp(7))
+    directions = torch.randn(3, 10)
+    (found,) = torch.autograd.grad(value, features, directions, retain_graph=True, is_grads_batched=True)
+    expected = [torch.autograd.grad(value, features, one, retain_graph=True)[0] for one in directions]
+    torch.testing.assert_close(found, torch.stack(expected))

@@ -19,7 +19,7 @@ from powerpool.report.results import Comparison, compare_records
 from powerpool.report.tables import MISSING, escaped, format_p, format_signed, make_pretraining_table, make_table
 from powerpool.report.write import read_records
 from powerpool.runs.record import RunRecord
-from powerpool.tasks.methods import VISION_METHODS
+from powerpool.tasks.methods import RECTIFIED_POOLS, VISION_METHODS
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "results"
@@ -210,6 +210,7 @@ def images() -> str:
     rows = [
         (method, f"{row(ridge, method).record.mean:.2f}", f"{row(softmax, method).record.mean:.2f}")
         for method in VISION_METHODS
+        if method not in RECTIFIED_POOLS
     ]
     return as_table(("method", "ridge", "softmax"), rows)
 

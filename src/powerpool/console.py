@@ -239,6 +239,9 @@ def show_status(text: str, on: Console | None = None) -> Iterator[None]:
 class Bars:
     """Progress bars on a terminal; elsewhere one line at each quarter of a task that takes longer.
 
+    Work that starts anew under the same bar, such as the pooling of the next grid point, prints at most one line every
+    ten seconds.
+
     Args:
         on: the console; stderr by default.
         left: whether to show the remaining time.
@@ -259,8 +262,9 @@ class Bars:
             redirect_stdout=False,
         )
         self._lines = lines and not shown
-        self._start = time.monotonic()
+        self._start = self._printed = time.monotonic()
         self._quarters: dict[TaskID, int] = {}
+        self._repeated: set[TaskID] = set()
 
     def __enter__(self) -> Self:
         self.start()
@@ -296,8 +300,13 @@ class Bars:
     def _print_quarter(self, bar: TaskID) -> None:
         task = self._bars.tasks[self._bars.task_ids.index(bar)]
         quarter = int(4 * task.completed // task.total) if task.total else 0
-        if quarter > self._quarters.get(bar, 0) and time.monotonic() - self._start > PATIENCE:
+        if quarter < self._quarters.get(bar, 0):
+            self._repeated.add(bar)
             self._quarters[bar] = quarter
+        now = time.monotonic()
+        since = self._printed if bar in self._repeated else self._start
+        if quarter > self._quarters.get(bar, 0) and now - since > PATIENCE:
+            self._quarters[bar], self._printed = quarter, now
             print_line(f"{task.description}: {int(task.completed)} of {int(task.total or 0)}", self.console)
 
 

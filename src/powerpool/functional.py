@@ -46,15 +46,16 @@ from powerpool.checks import (
     zero_or_nan,
 )
 from powerpool.curves import Curve
-from powerpool.errors import ArgumentError, DomainError, require_choice
-from powerpool.linalg.elementwise import curve_of_product, takes_curve
+from powerpool.errors import ArgumentError, require_choice
+from powerpool.linalg.elementwise import apply_to_entries, curve_of_product, inside_domain, takes_curve
 from powerpool.linalg.precision import at_least_float32, without_autocast
 from powerpool.linalg.products import symmetrize
-from powerpool.linalg.trace import Terms, make_terms
+from powerpool.linalg.trace import make_terms
 from powerpool.moments.dense import count, kept, prepare
 from powerpool.solvers import SOLVERS, FeatureSolver, GramFactor, MatrixSolver, Solver, select_solver
 from powerpool.solvers.gram import factorize
-from powerpool.solvers.pool import require_representable, spectral_pool, split_unit
+from powerpool.solvers.pool import require_representable, spectral_moment, spectral_pool, split_unit
+from powerpool.vectorize import to_vector
 
 Mode = Literal["elementwise", "spectral"]
 MODES = ("elementwise", "spectral")
@@ -99,7 +100,9 @@ def elementwise(
     with without_autocast(matrix):
         moment = at_least_float32(matrix)
         divided = terms.divide_matrix(moment, curve, checked)
-        result = terms.add_residual(_elementwise(divided.p, curve, checked, terms, moment), divided).to(matrix.dtype)
+        result = terms.add_residual(apply_to_entries(divided.p, curve, checked, terms, moment), divided).to(
+            matrix.dtype
+        )
     if checked:
         require_representable(result, curve, terms, matrix, "entries")
     return result
@@ -139,16 +142,14 @@ def spectral(
     curve = _as_curve(curve)
     require_square(matrix)
     terms = make_terms(eps, trace_power, slope, matrix.dtype)
-    chosen = _choose_matrix_solver(solver, curve, matrix)
+    chosen = choose_matrix_solver(solver, curve, matrix)
     checked = values_are_checked(matrix, check)
     with without_autocast(matrix):
         given = at_least_float32(matrix)
         moment = symmetrize(given)
         if checked:
             require_symmetric(given, moment, matrix.dtype)
-        divided = terms.divide_matrix(moment, curve, checked)
-        value = chosen.apply(divided.p, curve, checked, terms.round_off)
-        result = terms.add_residual(value, divided).to(matrix.dtype)
+        result = spectral_moment(moment, curve, chosen, terms, checked, is_positive=False).to(matrix.dtype)
     if checked:
         require_representable(result, curve, terms, matrix, "entries")
     return result
@@ -202,7 +203,7 @@ def first_order_pool(
     if curve is not None:
         precision = round_off(features.dtype)
         inside = (
-            _inside_domain(pooled, curve, values, "features", precision)
+            inside_domain(pooled, curve, values, "features", precision)
             if checked
             else curve.into_domain(pooled, (-1,), precision)
         )
@@ -245,6 +246,38 @@ def second_order_pool(
         >>> pp.second_order_pool(features, pp.MaxExp(eta=50)).shape
         torch.Size([8, 512, 512])
     """
+    return pooled(
+        features,
+        curve,
+        mode,
+        beta,
+        coordinates,
+        mask,
+        solver,
+        eps,
+        check,
+        trace_power=trace_power,
+        slope=slope,
+        as_vector=False,
+    )
+
+
+def pooled(
+    features: Tensor,
+    curve: Curve | str | None,
+    mode: Mode,
+    beta: float,
+    coordinates: Tensor | None,
+    mask: Tensor | None,
+    solver: str | Solver,
+    eps: float,
+    check: bool | None,
+    *,
+    trace_power: float,
+    slope: float,
+    as_vector: bool,
+) -> Tensor:
+    """Return :func:`second_order_pool`, or its vector: then element-wise curves compute the upper triangle alone."""
     require_features(features)
     if mode not in MODES:
         require_choice(mode, MODES, "mode")
@@ -258,15 +291,15 @@ def second_order_pool(
             chosen = _choose(solver, curve, sets.values, locations=sets.values.shape[-1])
             result = spectral_pool(sets, curve, chosen, terms).to(features.dtype)
         elif curve is not None and takes_curve(curve, sets.values, terms, sets.checked):
-            pooled = curve_of_product(sets.values, sets.energy, sets.number, curve, terms, sets.checked)
-            result = pooled.to(features.dtype)
+            result = curve_of_product(sets.values, sets.energy, sets.number, curve, terms, sets.checked, as_vector)
+            result, as_vector = result.to(features.dtype), False
         else:
             divided = terms.divide_product(sets.values, sets.number, curve)
-            value = divided.p if curve is None else _elementwise(divided.p, curve, sets.checked, terms, divided.p)
+            value = divided.p if curve is None else apply_to_entries(divided.p, curve, sets.checked, terms, divided.p)
             result = terms.add_residual(value, divided).to(features.dtype)
     if sets.checked:
         require_representable(result, curve, terms, features, "features")
-    return result
+    return to_vector(result) if as_vector else result
 
 
 def gram_factor(
@@ -341,50 +374,8 @@ def _choose(solver: str | Solver, curve: Curve, values: Tensor, locations: int |
     return chosen
 
 
-def _choose_matrix_solver(solver: str | Solver, curve: Curve, matrix: Tensor) -> MatrixSolver:
+def choose_matrix_solver(solver: str | Solver, curve: Curve, matrix: Tensor) -> MatrixSolver:
+    """Return the solver for a matrix; ``"auto"`` chooses."""
     if solver == "auto":
         return cast("MatrixSolver", _choose(solver, curve, matrix, locations=None))
     return require_matrix_solver(solvers.resolve(solver), curve)
-
-
-def _elementwise(p: Tensor, curve: Curve, checked: bool, terms: Terms, given: Tensor) -> Tensor:
-    if checked:
-        p = _inside_domain(p, curve, given, "matrix", terms.round_off)
-    else:
-        p = curve.into_domain(p, (-2, -1), terms.round_off)
-    return curve.value(p + terms.eps if curve.adds_eps else p)
-
-
-def _inside_domain(p: Tensor, curve: Curve, given: Tensor, what: str, precision: float) -> Tensor:
-    """Move ``p`` into the domain if round-off put it outside; refuse anything further outside.
-
-    ``given`` is the argument of the user and ``what`` its name: a matrix, or features pooled over locations.
-    """
-    if p.numel() == 0:
-        return p
-    bounds = torch.stack(torch.aminmax(p.detach()))
-    low, high = bounds.tolist()
-    if not bool(torch.isfinite(bounds).all()):
-        require_finite(given, what)
-    lower, upper = curve.domain
-    if low >= lower and high <= upper:
-        return p
-    inside = curve.into_domain(p, (-2, -1) if what == "matrix" else (-1,), precision)
-    if bool(torch.isnan(inside).any()):
-        raise DomainError(_domain_message(curve, low, high, what))
-    return inside
-
-
-def _domain_message(curve: Curve, low: float, high: float, what: str) -> str:
-    lower, upper = curve.domain
-    kinds = "SigmE or AsinhE" if high > upper else "SignedMaxExp, SigmE or AsinhE"
-    if what == "matrix":
-        seen = "entries of the matrix after division by its trace" if curve.trace_normalize else "entries of the matrix"
-        advice = (
-            f"Centred features (beta > 0) give negative entries: for those use {kinds}, or mode='spectral', which "
-            "accepts a positive semi-definite matrix with every curve."
-        )
-    else:
-        seen = "features pooled over locations"
-        advice = f"Use {kinds}, or scale the features into the domain first."
-    return f"{type(curve).__name__} needs {seen} in [{lower:g}, {upper:g}] (got {low:.6g} to {high:.6g}). {advice}"

@@ -143,6 +143,20 @@ def test_targets_are_met_just_inside_and_missed_just_outside(target):
         assert met == [other != name for other in list(wanted)[:count]]
 
 
+@pytest.mark.parametrize("channels, wanted", [(64, 2.2), (512, 2.0)])
+def test_element_wise_targets_are_those_of_the_slowest_curve(channels, wanted):
+    def met(time: float, plain: float) -> list[bool]:
+        curves = [("powerpool A", 1.0), ("plain A", 1.5), ("powerpool B", time), ("plain B", plain)]
+        results = [samples.measured(name, value) for name, value in curves]
+        sizes = {"batch": 8, "channels": channels, "locations": 49}
+        case = samples.case("element-wise row", sizes, samples.measured("form M", 1.0, "floor"), *results)
+        return [outcome.met for outcome in find_outcomes([case])]
+
+    assert met(wanted - 0.01, plain=wanted) == [True, True]
+    assert met(wanted + 0.01, plain=3.0) == [False, True]
+    assert met(1.5, plain=1.4) == [True, False]
+
+
 def test_limits_are_met_just_inside_and_missed_just_outside():
     cases = [
         samples.case(name, {}, samples.measured("floor", 1.0, "floor"), samples.measured("ours", time))

@@ -60,6 +60,20 @@ def test_lite_pads_other_sizes(lite: Backbone, size: int, side: int, exact: bool
         assert_close(lite.head(maps), features.mean((2, 3)), **tolerance(torch.float32, slack=10))
 
 
+@pytest.mark.parametrize("number, channels", [(1, 32), (2, 144), (3, 240), (4, 480), (5, 672), (6, 1152), (7, 1152)])
+@torch.no_grad()
+def test_stages_of_lite_are_rectified_maps_of_the_network(whole: EfficientNet, number: int, channels: int) -> None:
+    images = torch.randn(1, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+    block, seen = whole._blocks[(0, 2, 4, 7, 10, 14, 15)[number - 1]], []
+    hook = block._project_conv.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    whole(images)
+    hook.remove()
+    stage = load_backbone(f"efficientnet-lite0/stage{number}")
+    maps = stage(images)
+    assert (stage.channels, maps.shape[1], float(maps.min())) == (channels, channels, 0.0)
+    assert_close(maps, seen[0], **tolerance(torch.float32))
+
+
 def test_lite_drops_the_same_blocks_in_training(lite: Backbone, whole: EfficientNet) -> None:
     backbone, network = copy.deepcopy(lite).train(), copy.deepcopy(whole).train()
     images = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(0))

@@ -18,8 +18,9 @@ from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 from sklearn.base import BaseEstimator, clone
 from sklearn.datasets import load_digits
-from sklearn.model_selection import GridSearchCV, train_test_split
-from sklearn.pipeline import make_pipeline
+from sklearn.linear_model import RidgeClassifier
+from sklearn.model_selection import GridSearchCV, cross_val_score, train_test_split
+from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.svm import LinearSVC
 from sklearn.utils import estimator_checks
@@ -334,6 +335,20 @@ def test_it_beats_the_mean_on_digits() -> None:
     search = GridSearchCV(pipeline, {"secondorderpooling__eta": [1e6, 5]}, cv=2).fit(train, train_labels)
     assert search.best_estimator_[0].pool_.curve.eta == 5
     assert first_order < 0.85 < 0.93 < search.score(test, test_labels)
+
+
+def test_one_grid_searches_curves_and_their_parameters() -> None:
+    maps, labels = _maps(24), np.arange(24) % 2
+    maps[labels == 1, 0] += 0.05
+    pipeline = Pipeline([("pool", SecondOrderPooling()), ("classifier", RidgeClassifier(0.01))])
+    grid = {"pool__curve": ["maxexp", "gamma", None], "pool__eta": [2, 50], "pool__gamma": [0.3, 0.9]}
+    search = GridSearchCV(pipeline, grid, cv=2, error_score="raise").fit(maps, labels)
+    curves = {"maxexp": lambda eta, _: pp.MaxExp(eta), "gamma": lambda _, gamma: pp.Gamma(gamma), None: lambda *_: None}
+    for found, score in zip(search.cv_results_["params"], search.cv_results_["mean_test_score"], strict=True):
+        own = curves[found["pool__curve"]](found["pool__eta"], found["pool__gamma"])
+        alone = clone(pipeline).set_params(pool__curve=own)
+        assert score == cross_val_score(alone, maps, labels, cv=2).mean(), found
+    assert len(set(search.cv_results_["mean_test_score"])) > 2
 
 
 # ---- imports ---------------------------------------------------------------------------------------------------------

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 import powerpool as pp
-from powerpool import solvers, vectorize
+from powerpool import solvers
 from powerpool.curves import CURVES
+from powerpool.linalg import triangle
 from powerpool.moments import dense as moments
 from powerpool.moments import segments
 from powerpool.selfcheck import checks as checks_module
@@ -133,7 +134,7 @@ POOLS: list[tuple[str, Any, str, tuple[Callable[[Tensor], Tensor], ...]]] = [
     ("learnable parameters, float64", solvers.Eigen, "apply", BOTH),
     ("to_vector, from_vector, float64", pp, "to_vector", BOTH),
     ("to_vector, from_vector, float32", pp, "from_vector", BOTH),
-    ("to_vector, from_vector, float64", vectorize, "_weights", (forward_off,)),
+    ("to_vector, from_vector, float64", triangle, "weights_of", (forward_off,)),
 ]
 
 

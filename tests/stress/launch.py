@@ -132,9 +132,9 @@ def _watch_frozen(note: Note, patch: Patch) -> None:
         for number in range(first, store.done):
             note(f"{store.folder.name} picture {number}")
 
-    def noted_validate(config: Any, point: int, *rest: Any) -> Any:
-        found = validate(config, point, *rest)
-        note(f"point {point}")
+    def noted_validate(config: Any, unit: Any, *rest: Any) -> Any:
+        found = validate(config, unit, *rest)
+        note(f"point {unit.point}")
         return found
 
     patch(extraction, "FLUSH_EVERY", 1)

@@ -10,7 +10,7 @@ from torch import Tensor
 import powerpool as pp
 from powerpool.bench import competitors, reference
 from powerpool.bench.cases import MOMENT, BenchCase, Contender, Inputs, Reference
-from powerpool.bench.record import GRAM, NEWTON_SCHULZ, TARGETS, Skipped
+from powerpool.bench.record import ELEMENTWISE, GRAM, NEWTON_SCHULZ, TARGETS, Skipped
 from powerpool.bench.reference import EPS, Scalar
 from powerpool.curves import Curve
 
@@ -212,7 +212,7 @@ def _elementwise_case(inputs: Inputs) -> BenchCase:
         contenders.append(inputs.contender(f"powerpool {name}", "powerpool", answers, pool))
         contenders.append(inputs.contender(f"plain {name}", "competitor", answers, row.plain_pool))
         references[answers] = row.elementwise
-    name = f"element-wise {inputs.name}"
+    name = f"{ELEMENTWISE}{inputs.name}"
     return BenchCase("pools", name, inputs.sizes, contenders, inputs.references(references))
 
 

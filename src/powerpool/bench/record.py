@@ -276,6 +276,12 @@ TARGETS = (
 )
 
 
+ELEMENTWISE = "element-wise "
+"""How the names of the cases with all element-wise curves begin."""
+ELEMENTWISE_LARGE, ELEMENTWISE_SMALL = 2.0, 2.2
+"""At most so many times the floor from 256 channels on, and below."""
+
+
 def find_outcomes(cases: Iterable[CaseRecord]) -> list[Outcome]:
     """Every target of the pools whose case was run, met or missed."""
     by_sizes = {tuple(sorted(case.sizes.items())): case for case in cases if not case.error}
@@ -284,6 +290,25 @@ def find_outcomes(cases: Iterable[CaseRecord]) -> list[Outcome]:
         case = by_sizes.get(tuple(sorted(target.sizes.items())))
         if case is not None:
             found += _outcomes_of(case, target)
+    for case in by_sizes.values():
+        found += _elementwise_outcomes(case) if case.name.startswith(ELEMENTWISE) else []
+    return found
+
+
+def _elementwise_outcomes(case: CaseRecord) -> list[Outcome]:
+    """The slowest element-wise curve beside forming M, and the one that loses most to its plain formula."""
+    times = {result.name: result.total.median for result in case.results}
+    ours = [name for name in times if name.startswith("powerpool ")]
+    found = []
+    if case.floor is not None and ours:
+        wanted = ELEMENTWISE_SMALL if case.sizes["channels"] < 256 else ELEMENTWISE_LARGE
+        ratio = max(times[name] for name in ours) / case.floor.total.median
+        found.append(Outcome(case.name, "slowest curve, times the floor", wanted, ratio, ratio <= wanted))
+    pairs = [(times[name], times.get(name.replace("powerpool", "plain", 1))) for name in ours]
+    ratios = [mine / plain for mine, plain in pairs if plain is not None]
+    if ratios:
+        ratio = max(ratios)
+        found.append(Outcome(case.name, "slowest curve, times its plain formula", 1.0, ratio, ratio <= 1))
     return found
 
 

@@ -72,7 +72,7 @@ def target_table(record: BenchRecord) -> TextTable:
     """Targets, met and missed."""
     rows = []
     for target in record.targets:
-        sign = "at most" if "floor" in target.what else "at least"
+        sign = "at least" if "faster" in target.what else "at most"
         result = "met" if target.met else Bold("missed")
         rows.append((target.case, target.what, f"{sign} {target.wanted:g}", f"{target.measured:.3g}", result))
     return make_table("Targets", ("case", "what", "wanted", "measured", "result"), rows)
@@ -125,7 +125,7 @@ def pool_table(record: BenchRecord) -> TextTable:
     rows = []
     for case in record.cases:
         floor = case.floor
-        if case.name in wanted and floor is not None:
+        if case.name in wanted and floor is not None and case.find(OURS) is not None:
             memory = [
                 "" if found is None else f"{found.peak_bytes / floor.peak_bytes:.2f}"
                 for found in (case.find(GRAM), case.find(NEWTON_SCHULZ))

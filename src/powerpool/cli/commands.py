@@ -44,6 +44,8 @@ def train(options: Any) -> None:
         with show_progress() as watch:
             outcome = run_chain(task, config, data, options.chain, [protocol], folder / CHECKPOINTS, watch)
         result = outcome.results[protocol]
+        for remark in task.result_remarks(config, protocol, result):
+            print_note(remark)
         task.save(outcome.models[protocol], folder)
         RunRecord(
             task=task.name,

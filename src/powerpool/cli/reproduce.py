@@ -54,13 +54,14 @@ def reproduce(options: ReproduceOptions, *, report: bool = True) -> Reproduced:
         answers: dict[tuple[AnyRow, int], Answer] = {}
         for wave in _waves(rows):
             answers |= _run_rows(task, wave, options)
-        records = [
-            _make_record(
-                task, row, protocol, [answers[own, place] for own in parts for place in range(len(own.configs))]
-            )
-            for row, parts in _group_rows(rows).items()
-            for protocol in row.protocols
-        ]
+        records = []
+        for row, parts in _group_rows(rows).items():
+            own = [answers[part, place] for part in parts for place in range(len(part.configs))]
+            for protocol in row.protocols:
+                records.append(_make_record(task, row, protocol, own))
+                for result in [] if options.is_quick else records[-1].results:
+                    for remark in task.result_remarks(row.configs[0], protocol, result):
+                        print_note(f"{row.data_name}, {remark}")
         return file_records(records, options.folder, quick=options.is_quick, report=report)
 
 

@@ -13,6 +13,8 @@ from powerpool.curves.base import Parameter
 # Below this bound a quotient such as expm1(x)/x equals its limit in float64, and its parts may be subnormal.
 TINY = 1e-30
 
+LOG2_E = 1 / math.log(2)
+
 
 def complement_power(d: Tensor, exponent: Parameter) -> Tensor:
     r"""Compute :math:`(1-d)^e` for :math:`0 \le d \le 1` to an ulp or two, however small the result."""
@@ -22,6 +24,24 @@ def complement_power(d: Tensor, exponent: Parameter) -> Tensor:
     lost = (1 - rest) - d
     largest = math.log(torch.finfo(d.dtype).max) - 1
     return torch.pow(rest, exponent) * torch.exp((exponent * safe_divide(lost, rest)).clamp(max=largest))
+
+
+def write_complement_power(d: Tensor, exponent: float, out: Tensor, scale: float = 1.0) -> float:
+    r"""Write :math:`s (1 - (1+d)^e)`, :math:`-1 \le d \le 0`, into ``out``, and its slope up to a factor into ``d``.
+
+    Return that factor, for the derivative with respect to -d.
+    """
+    torch.mul(d.log1p_(), exponent, out=out).expm1_().mul_(-scale)
+    if exponent == 1:  # 0 * log(0) is NaN
+        d.fill_(1.0)
+    else:
+        write_exp(d, exponent - 1)
+    return scale * exponent
+
+
+def write_exp(x: Tensor, factor: float) -> None:
+    """Write :math:`e^{fx}` into x. Intel's vector library computes ``torch.exp``, and takes four times as long here."""
+    x.mul_(factor * LOG2_E).exp2_()
 
 
 def complement_quotient(d: Tensor, exponent: Parameter) -> Tensor:

@@ -66,13 +66,15 @@ class AsinhE(Curve):
         w = (1 + r) / (_hypot1(low) + r * _hypot1(high))
         return w * _asinh_quotient((high - low) * w)
 
-    def _write_value(self, p: Tensor, theta: float, out: Tensor) -> None:
-        # log1p(x + x^2/(1 + sqrt(1+x^2))), x = |theta p|: torch.asinh is not vectorised, and takes three times as long.
-        torch.mul(p, theta, out=out).abs_()
-        root = _hypot1(out)
-        quotient = (root + 1).reciprocal_().mul_(out)
-        out.addcmul_(out, quotient).log1p_().copysign_(p)
-        p.copy_(root)
+    def _unit(self, theta: float) -> float:
+        return theta
 
-    def _weigh(self, grad: Tensor, kept: Tensor, theta: float) -> Tensor:
-        return torch.div(grad, kept).mul_(theta)
+    def _write_value(self, p: Tensor, theta: float, out: Tensor) -> float:
+        # log1p(x + x^2/(1 + sqrt(1+x^2))), x = |theta p|: torch.asinh is not vectorised, and takes three times as long.
+        root = torch.hypot(p, p.new_ones(()))
+        torch.abs(p, out=out)
+        quotient = root + 1
+        torch.div(out, quotient, out=quotient)
+        out.addcmul_(out, quotient).log1p_().copysign_(p)
+        torch.reciprocal(root, out=p)
+        return theta

@@ -72,7 +72,7 @@ class Curve(nn.Module, ABC):
     adds_eps: ClassVar[bool] = False
     """Whether the element-wise form adds ``eps`` to every entry, which bounds the slope at 0."""
     keeps_value: ClassVar[bool] = False
-    """Whether the derivative follows from the value: then backward of an element-wise pool keeps nothing else."""
+    """Whether the derivative is a multiple of 1/g: then backward of an element-wise pool keeps only the value."""
     minimum: ClassVar[float]
     """The smallest effective value of a tensor parameter: training cannot push it lower."""
     maximum: ClassVar[float] = LARGEST
@@ -82,7 +82,7 @@ class Curve(nn.Module, ABC):
         super().__init_subclass__(**options)
         # The forms for whole matrices belong to the formulas beside them: other formulas do not inherit them.
         if "_write_value" not in vars(cls) and not {"_value", "_derivative", "_slope"}.isdisjoint(vars(cls)):
-            for name in ("_write_value", "_weigh", "keeps_value"):
+            for name in ("_write_value", "_unit", "keeps_value"):
                 setattr(cls, name, vars(Curve)[name])
 
     def __init__(self, parameter: Parameter, trace_normalize: bool) -> None:
@@ -242,16 +242,21 @@ class Curve(nn.Module, ABC):
         """Return the derivative for backward: finite everywhere in the domain."""
         return self._derivative(p, theta)
 
-    # Forms for whole matrices, with a number for a parameter. They read memory less often, and their error is round-off
-    # of the largest value of a matrix, where the formulas above are accurate in every entry.
+    # A form for whole matrices, with a number for a parameter. It takes few passes over memory, and its error is
+    # round-off of the largest value of a matrix, where the formulas above are accurate in every entry.
 
-    def _write_value(self, p: Tensor, theta: float, out: Tensor) -> None:
-        """Write the value into ``out``, and what :meth:`_weigh` needs into ``p``; both are one if that is the value."""
+    def _unit(self, theta: float) -> float:
+        """Return the factor of the points that :meth:`_write_value` takes: in the product it costs nothing."""
+        return 1.0
+
+    def _write_value(self, p: Tensor, theta: float, out: Tensor) -> float:
+        """Write the value into ``out`` and a multiple of the derivative into ``p``; return the factor that it lacks.
+
+        If :attr:`keeps_value`, both are one tensor, which becomes the value, and the factor is that of 1/g.
+        """
         out.copy_(self._value(p, theta))
-
-    def _weigh(self, grad: Tensor, kept: Tensor, theta: float) -> Tensor:
-        """Return the gradient times the derivative, in new memory; ``kept`` is from :meth:`_write_value`."""
-        return self._slope(kept, theta) * grad
+        p.copy_(self._slope(p, theta))
+        return 1.0
 
     def _is_allowed(self, number: float) -> bool:
         return number > 0

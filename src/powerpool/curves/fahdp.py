@@ -10,6 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from powerpool.curves._forms import write_complement_power
 from powerpool.curves.base import Curve, IntegerPower, Parameter, evaluate, whole_number
 from powerpool.curves.gamma import Gamma
 from powerpool.curves.maxexp import MaxExp
@@ -107,13 +108,16 @@ class FAHDP(Curve):
     def _divided_difference(self, a: Tensor, b: Tensor, theta: Parameter) -> Tensor:
         return self._select("_divided_difference", theta, a, b)
 
-    def _write_value(self, p: Tensor, theta: float, out: Tensor) -> None:
-        (_MAXEXP if theta < 1 else _GAMMA)._write_value(p, float(self.exponent(theta)), out)
-        out.mul_(math.exp(-theta))
+    def _unit(self, theta: float) -> float:
+        return -1.0 if theta < 1 else 1.0
 
-    def _weigh(self, grad: Tensor, kept: Tensor, theta: float) -> Tensor:
-        weights = (_MAXEXP if theta < 1 else _GAMMA)._weigh(grad, kept, float(self.exponent(theta)))
-        return weights.mul_(math.exp(-theta))
+    def _write_value(self, p: Tensor, theta: float, out: Tensor) -> float:
+        exponent, scale = float(self.exponent(theta)), math.exp(-theta)
+        if theta < 1:
+            return write_complement_power(p, exponent, out, scale)
+        torch.pow(p, exponent, out=out).mul_(scale)
+        p.pow_(exponent - 1)
+        return scale * exponent
 
     def _parameter_derivative(self, p: Tensor, theta: Parameter) -> Tensor:
         # Not _value: autograd through its formula gives NaN at p = 1.

@@ -75,14 +75,14 @@ class Gamma(Curve):
         singular = (p == 0) & ((theta < 2) & (theta != 1))
         return torch.where(singular, 0.0, torch.pow(torch.where(singular, 1.0, p), theta - 1))
 
-    def _write_value(self, p: Tensor, theta: float, out: Tensor) -> None:
-        torch.pow(p, theta, out=out)
-
-    def _weigh(self, grad: Tensor, kept: Tensor, theta: float) -> Tensor:
-        # Points are positive, since eps has been added, or theta >= 1: the slope is finite.
-        if theta == 0.5:
-            return torch.div(grad, kept).mul_(theta)
-        return torch.pow(kept, theta - 1).mul_(theta).mul_(grad)
+    def _write_value(self, p: Tensor, theta: float, out: Tensor) -> float:
+        # Points are positive, since eps has been added.
+        if self.keeps_value:
+            p.mul_(p.rsqrt())
+        else:
+            torch.pow(p, theta, out=out)
+            torch.div(out, p, out=p)
+        return theta
 
     def _divided_difference(self, a: Tensor, b: Tensor, theta: Parameter) -> Tensor:
         # high^gamma - low^gamma = high^gamma (1 - r^gamma), r = low/high. Near a tie 1 - r is accurate and r is not;

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from powerpool.curves._forms import safe_divide
+from powerpool.curves._forms import LOG2_E, safe_divide
 from powerpool.curves.base import Curve, Parameter
 
 _LARGEST_EXPONENT = 1e4  # e^-x is 0 there in every dtype
@@ -65,27 +65,19 @@ class HDP(Curve):
         at_tie = safe_divide(q * root, high) * root
         return torch.where(low > 0, torch.where(high == low, at_tie, apart), self._ratio(high, theta))
 
-    def _write_value(self, p: Tensor, theta: float, out: Tensor) -> None:
-        exponent = p.clamp_(min=theta / _largest_normal_exponent(p)).reciprocal_().mul_(-theta)
-        _exp_or_zero(exponent, out)
+    def _unit(self, theta: float) -> float:
+        return -1 / (theta * LOG2_E)
 
-    def _weigh(self, grad: Tensor, kept: Tensor, theta: float) -> Tensor:
-        decay = _exp_or_zero(kept, torch.empty_like(kept))
-        return decay.mul_(kept).mul_(kept).div_(theta).mul_(grad)
+    def _write_value(self, p: Tensor, theta: float, out: Tensor) -> float:
+        # 2^x, x = -t/p log2(e), and 0 where that is about to be subnormal, which takes ten times as long.
+        tiny = torch.finfo(p.dtype).tiny
+        torch.exp2(p.clamp_(max=1 / math.log2(tiny)).reciprocal_(), out=out)
+        torch.threshold_(out, 2 * tiny, 0.0)
+        p.square_().mul_(out)
+        return 1 / (theta * LOG2_E**2)
 
 
 def _exponent(p: Tensor, theta: Parameter) -> Tensor:
     """Return t/p, at most 1e4: x e^-x is then 0 for p -> 0 instead of inf * 0."""
     vanishing = _LARGEST_EXPONENT * p <= theta  # not the opposite comparison: NaN must stay NaN
     return torch.where(vanishing, _LARGEST_EXPONENT, theta / torch.where(vanishing, 1.0, p))
-
-
-def _largest_normal_exponent(p: Tensor) -> float:
-    """Return the largest x for which e^-x is not subnormal: torch.exp takes ten times as long beyond."""
-    return -math.log(torch.finfo(p.dtype).tiny)
-
-
-def _exp_or_zero(exponent: Tensor, out: Tensor) -> Tensor:
-    """Write e^x into ``out``, and 0 if that is almost subnormal."""
-    torch.exp(exponent, out=out)
-    return torch.threshold_(out, 2 * torch.finfo(out.dtype).tiny, 0.0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from powerpool.curves._forms import complement_power, complement_quotient, safe_divide
+from powerpool.curves._forms import complement_power, complement_quotient, safe_divide, write_complement_power
 from powerpool.curves.base import Curve, IntegerPower, Parameter, whole_number
 
 
@@ -56,14 +56,11 @@ class MaxExp(Curve):
         gap = safe_divide((a - b).abs(), 1 - low)
         return complement_power(low, theta - 1) * complement_quotient(gap, theta)
 
-    def _write_value(self, p: Tensor, theta: float, out: Tensor) -> None:
-        log_complement = p.neg_().log1p_()
-        torch.mul(log_complement, theta, out=out).expm1_().neg_()
+    def _unit(self, theta: float) -> float:
+        return -1.0
 
-    def _weigh(self, grad: Tensor, kept: Tensor, theta: float) -> Tensor:
-        if theta == 1:  # 0 * log(0) is NaN at p = 1
-            return grad.clone()
-        return torch.mul(kept, theta - 1).exp_().mul_(theta).mul_(grad)
+    def _write_value(self, p: Tensor, theta: float, out: Tensor) -> float:
+        return write_complement_power(p, theta, out)
 
     def _is_allowed(self, number: float) -> bool:
         return number >= 1

@@ -70,12 +70,14 @@ class SigmE(Curve):
         decay_high, decay_low = torch.exp(-2 * high), torch.exp(-2 * low)
         return 4 * quotient * decay_low / ((1 + decay_high) * (1 + decay_low))
 
-    def _write_value(self, p: Tensor, theta: float, out: Tensor) -> None:
-        # tanh(x/2) = e/(e+2), e = expm1(x): torch.tanh takes twice as long. Beyond 80 the value is 1, and e overflows.
-        torch.mul(p, theta, out=out).clamp_(max=80.0).expm1_()
-        out.div_(out + 2)
+    def _unit(self, theta: float) -> float:
+        return theta
 
-    def _weigh(self, grad: Tensor, kept: Tensor, theta: float) -> Tensor:
+    def _write_value(self, p: Tensor, theta: float, out: Tensor) -> float:
+        # tanh(x/2) = e/(e+2), e = expm1(x): torch.tanh takes twice as long. Beyond 80 the value is 1, and e overflows.
+        torch.clamp(p, max=80.0, out=out).expm1_()
+        out.div_(out + 2)
         # From the point, not from the value, which is 1 in float32 long before its slope vanishes.
-        s = torch.mul(kept, theta).abs_().neg_().sigmoid_()  # g' = 2 theta s (1 - s)
-        return s.addcmul_(s, s, value=-1).mul_(2 * theta).mul_(grad)
+        p.abs_().neg_().sigmoid_()  # g' = 2 theta s (1 - s)
+        p.addcmul_(p, p, value=-1)
+        return 2 * theta

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from powerpool.curves._forms import odd_divided_difference
+from powerpool.curves._forms import odd_divided_difference, write_complement_power
 from powerpool.curves.base import IntegerPower, Parameter
 from powerpool.curves.maxexp import MaxExp
 
@@ -48,8 +48,12 @@ class SignedMaxExp(MaxExp):
         magnitude, same_sign = super()._value, super()._divided_difference
         return odd_divided_difference(a, b, lambda p: magnitude(p, theta), lambda x, y: same_sign(x, y, theta))
 
-    def _write_value(self, p: Tensor, theta: float, out: Tensor) -> None:
-        magnitude = p.abs()
-        super()._write_value(magnitude, theta, out)
+    def _unit(self, theta: float) -> float:
+        return 1.0
+
+    def _write_value(self, p: Tensor, theta: float, out: Tensor) -> float:
+        magnitude = torch.copysign(p, -1.0)
+        factor = write_complement_power(magnitude, theta, out)
         out.copysign_(p)
         p.copy_(magnitude)
+        return factor

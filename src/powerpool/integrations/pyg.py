@@ -17,10 +17,11 @@ from powerpool.checks import require_beta, require_finite, require_floating, val
 from powerpool.curves import Curve
 from powerpool.errors import ArgumentError, DomainError, DTypeError, ShapeError, require_choice
 from powerpool.functional import MODES, Mode
-from powerpool.linalg.precision import as_float64, at_least_float32
+from powerpool.linalg.precision import as_float64, at_least_float32, without_autocast
 from powerpool.linalg.trace import make_terms
 from powerpool.moments.segments import segment_autocorrelation, segment_mean
 from powerpool.solvers import FeatureSolver, Solver, resolve
+from powerpool.solvers.pool import require_representable, spectral_moment
 from powerpool.vectorize import to_vector
 
 try:
@@ -186,7 +187,7 @@ class SecondOrderAggregation(_PowerAggregation):
         require_choice(mode, MODES, "mode")
         require_beta(beta)
         functional.require_pool_solver(solver, self.curve, mode)
-        make_terms(eps, trace_power, slope, torch.float32)  # refuse bad values here, not in the first batch
+        self._terms = make_terms(eps, trace_power, slope, torch.float32)
         self.mode: Mode = mode
         self.beta, self.solver = beta, solver
         self.eps, self.trace_power, self.slope = eps, trace_power, slope
@@ -257,6 +258,10 @@ class SecondOrderAggregation(_PowerAggregation):
         solver = f"mode={self.mode!r}, solver={self.solver!r}"
         return f"{self.channels}, beta={self.beta}, eps={self.eps}, {solver}, {mean}out_features={self.out_features}"
 
+    @property
+    def _options(self) -> dict[str, Any]:
+        return {"eps": self.eps, "check": self.check, "trace_power": self.trace_power, "slope": self.slope}
+
     def _padded(self, rows: Tensor, index: Tensor, sizes: Tensor, largest: int) -> Tensor:  # shape: (G, C, C)
         # Rows are multiplied by sqrt(P / N_s) and padded with zeros to P, so the mean over P locations is the mean over
         # the graph. This needs no mask, and a graph without nodes is a graph of zeros.
@@ -267,31 +272,27 @@ class SecondOrderAggregation(_PowerAggregation):
         slot = index * padded + _position(index, sizes).clamp(max=padded - 1)  # (N,)
         weighted = rows * weight.index_select(0, index).unsqueeze(-1)
         filled = rows.new_zeros(graphs * padded, rows.shape[1]).index_copy(0, slot, weighted)
-        return functional.second_order_pool(
-            filled.view(graphs, padded, -1).mT,
-            self.curve,
-            self.mode,
-            solver=self.solver,
-            eps=self.eps,
-            check=self.check,
-            trace_power=self.trace_power,
-            slope=self.slope,
-        )
+        features = filled.view(graphs, padded, -1).mT
+        return functional.second_order_pool(features, self.curve, self.mode, solver=self.solver, **self._options)
 
     def _by_segment(self, rows: Tensor, index: Tensor, graphs: int, largest: int | None) -> Tensor:  # (G, C, C)
         self._require_matrix_solver(largest)
         if self.mode == "spectral" and self.curve is not None and self.curve.needs_float64:
             rows = as_float64(rows)
         moment = segment_autocorrelation(rows, index, graphs, check=self.check)
-        if self.curve is None:
-            terms = make_terms(self.eps, self.trace_power, self.slope, torch.float32)
-            if not terms.has_residual:
-                return moment
-            return terms.add_residual(moment, terms.divide_matrix(moment, None, values_are_checked(rows, self.check)))
-        residual = {"trace_power": self.trace_power, "slope": self.slope}
-        if self.mode == "elementwise":
-            return functional.elementwise(moment, self.curve, self.eps, self.check, **residual)
-        return functional.spectral(moment, self.curve, self.solver, self.eps, self.check, **residual)
+        terms, checked = self._terms, values_are_checked(rows, self.check)
+        if self.curve is None and not terms.has_residual:
+            return moment
+        if self.mode == "elementwise" and self.curve is not None:
+            return functional.elementwise(moment, self.curve, **self._options)
+        with without_autocast(moment):
+            if self.curve is None:
+                return terms.add_residual(moment, terms.divide_matrix(moment, None, checked))
+            solver = functional.choose_matrix_solver(self.solver, self.curve, moment)
+            result = spectral_moment(moment, self.curve, solver, terms, checked, is_positive=True)
+        if checked:
+            require_representable(result, self.curve, terms, rows, "features")
+        return result
 
     def _require_matrix_solver(self, largest: int | None) -> None:
         if self.solver == "auto" or not isinstance(resolve(self.solver), FeatureSolver):
@@ -364,11 +365,10 @@ def _require_int64(tensor: Tensor, name: str, what: str, x: Tensor) -> None:
 
 def _index_of(x: Tensor, index: Tensor | None, ptr: Tensor | None, dim_size: int | None) -> tuple[Tensor, int]:
     """Return the graph of each node, and the number of graphs."""
-    if index is None and ptr is None:
-        index = torch.zeros(x.shape[0], dtype=torch.int64, device=x.device)
-    if index is None:
-        assert ptr is not None
+    if index is None and ptr is not None:
         return torch.repeat_interleave(ptr.diff(), output_size=x.shape[0]), ptr.shape[0] - 1
+    if index is None:
+        index = torch.zeros(x.shape[0], dtype=torch.int64, device=x.device)
     if dim_size is None:  # __call__ passes it; a direct call of forward may not
         dim_size = int(index.max()) + 1 if index.numel() else 0
     return index, dim_size
@@ -387,7 +387,7 @@ def _position(index: Tensor, sizes: Tensor) -> Tensor:  # shape: (N,), (G,) -> (
 def _soft_normalize(part: Tensor) -> Tensor:  # shape: (G, F)
     """Return v / sqrt(1 + |v|^2)."""
     square = as_float64(part).square().sum(-1, keepdim=True)  # overflows in float32 from a norm of 2e19 on
-    return (part * (1 + square).rsqrt()).to(part.dtype)
+    return part / (1 + square).sqrt().to(part.dtype)
 
 
 def _zeros(x: Tensor, graphs: int, features: int) -> Tensor:  # shape: (0, C) -> (G, features)

@@ -88,7 +88,7 @@ class Terms(NamedTuple):
         if locations <= channels:
             divided = self.divide_features(features, number, curve)
             return divided._replace(p=self_product(divided.p))
-        p = product_by_trace(features, number * self.eps) if _divides(curve) else self_product(features) / number
+        p = product_by_trace(features, number * self.eps) if _divides(curve) else self_product(features, number)
         return self._with_scale(p, features, number, curve)
 
     def add_residual(self, result: Tensor, divided: Divided) -> Tensor:

@@ -66,7 +66,7 @@ def autocorrelation(
     require_features(features)
     with without_autocast(features):
         sets = prepare(features, beta, None, mask, check)
-        result = (self_product(sets.values) / sets.number).to(features.dtype)
+        result = self_product(sets.values, sets.number).to(features.dtype)
     if sets.checked and result.dtype.itemsize < 4 and not bool(torch.isfinite(result).all()):
         raise overflow_error(features, features.dtype)
     return result

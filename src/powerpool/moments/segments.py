@@ -219,6 +219,7 @@ def segment_moment(rows: Tensor, plan: SegmentPlan) -> Tensor:
 def _pair_kernel(x: Tensor, y: Tensor | None, slots: Tensor, owner: Tensor, sizes: Tensor) -> Tensor:
     """Mean of x_n y_n^T + y_n x_n^T over each segment, or of x_n x_n^T without y: (N, C), (N, C) -> (S, C, C)."""
     out = x.new_zeros(sizes.shape[0], x.shape[1], x.shape[1])
+    x, y = _with_empty_row(x), None if y is None else _with_empty_row(y)
     with without_autocast(x):
         for chunk, segments in _chunks(slots, owner, x, out):
             out.index_add_(0, segments, _pair_tiles(x, y, chunk, sizes.index_select(0, segments)))
@@ -229,9 +230,11 @@ def _pair_kernel(x: Tensor, y: Tensor | None, slots: Tensor, owner: Tensor, size
 def _apply_kernel(matrices: Tensor, x: Tensor, slots: Tensor, owner: Tensor, sizes: Tensor) -> Tensor:
     """(A_s + A_s^T) x_n / N_s for each row n of segment s: (S, C, C), (N, C) -> (N, C)."""
     out = x.new_empty(x.shape[0] + 1, x.shape[1])  # row N receives the results of empty slots
+    last = x.shape[0] - 1
     with without_autocast(x):
         for chunk, segments in _chunks(slots, owner, x, matrices):
-            result = _apply_tiles(matrices.index_select(0, segments), x, chunk, sizes.index_select(0, segments))
+            tiles = _gather(x, chunk.clamp(max=last))
+            result = _apply_tiles(matrices.index_select(0, segments), tiles, sizes.index_select(0, segments))
             out.index_copy_(0, chunk.flatten(), result.flatten(0, 1))
     return out.resize_(x.shape)  # not a view: forward mode requires that of its tangent, too
 
@@ -239,30 +242,34 @@ def _apply_kernel(matrices: Tensor, x: Tensor, slots: Tensor, owner: Tensor, siz
 def _chunks(slots: Tensor, owner: Tensor, rows: Tensor, matrices: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     """Split the plan so that tiles take at most ``_CHUNK`` elements, and no more than rows and matrices."""
     per_tile = (2 * slots.shape[1] + rows.shape[1]) * rows.shape[1]
-    step = max(1, min(_CHUNK, rows.numel() + matrices.numel()) // per_tile)
+    step = max(1, min(_CHUNK, 2 * (rows.numel() + matrices.numel())) // per_tile)
     return zip(slots.split(step), owner.split(step), strict=True)
 
 
+def _with_empty_row(rows: Tensor) -> Tensor:  # shape: (N, C) -> (N + 1, C)
+    """Append the zeros that empty slots get: to mask them takes four times as long."""
+    return torch.cat([rows, rows.new_zeros(1, rows.shape[1])])
+
+
 def _gather(rows: Tensor, slots: Tensor) -> Tensor:
-    """Return the rows of a chunk of tiles, (t, T) -> (t, T, C); empty slots get the last row."""
-    return rows.index_select(0, slots.clamp(max=rows.shape[0] - 1).flatten()).view(*slots.shape, -1)
+    """Return the rows of a chunk of tiles, (t, T) -> (t, T, C)."""
+    return rows.index_select(0, slots.flatten()).view(*slots.shape, -1)
 
 
 def _pair_tiles(x: Tensor, y: Tensor | None, slots: Tensor, sizes: Tensor) -> Tensor:  # -> (t, C, C)
-    empty = (slots == x.shape[0]).unsqueeze(-1)  # (t, T, 1)
-    left = _gather(x, slots).masked_fill_(empty, 0)
+    left = _gather(x, slots)
     if y is None:
-        product = left.mT @ left
+        product = torch.bmm(left.mT, left)
     else:
-        product = left.mT @ _gather(y, slots).masked_fill_(empty, 0)
+        product = torch.bmm(left.mT, _gather(y, slots))
         product = product + product.mT
     # A NaN divisor makes the whole tile NaN, and with it its segment.
     poison = zero_or_nan(product.diagonal(dim1=-2, dim2=-1)).sum(-1)  # (t,)
     return product.div_((sizes + poison)[:, None, None])
 
 
-def _apply_tiles(matrices: Tensor, x: Tensor, slots: Tensor, sizes: Tensor) -> Tensor:  # -> (t, T, C)
-    return (_gather(x, slots) @ (matrices + matrices.mT)).div_(sizes[:, None, None])
+def _apply_tiles(matrices: Tensor, tiles: Tensor, sizes: Tensor) -> Tensor:  # -> (t, T, C)
+    return torch.bmm(tiles, matrices + matrices.mT).div_(sizes[:, None, None])
 
 
 @_pair_kernel.register_fake

@@ -17,7 +17,6 @@ from powerpool.linalg.precision import at_least_float32
 from powerpool.moments.coordinates import spatial_coordinates
 from powerpool.moments.dense import count
 from powerpool.solvers import GramFactor, Solver
-from powerpool.vectorize import to_vector
 
 SMALLEST = 1e-12
 """Norms below this count as 0: a map of zeros gives a vector of zeros."""
@@ -188,20 +187,20 @@ class SecondOrderVector(SecondOrder):
     def _vector(
         self, features: Tensor, grid: Tensor | None, mask: Tensor | None = None
     ) -> Tensor:  # shape: (*, C, N), (2Z, N), (*, N) -> (*, out_features)
-        matrix = functional.second_order_pool(
+        vector = functional.pooled(
             features,
             self.curve,
             self.mode,
             self.beta,
             grid,
             mask,
-            solver=self.solver,
-            eps=self.eps,
-            check=self.check,
+            self.solver,
+            self.eps,
+            self.check,
             trace_power=self.trace_power,
             slope=self.slope,
+            as_vector=True,
         )
-        vector = to_vector(matrix)
         return nn.functional.normalize(vector, dim=-1, eps=SMALLEST) if self.unit_norm else vector
 
     def extra_repr(self) -> str:

@@ -41,6 +41,25 @@ def spectral_pool(sets: Sets, curve: Curve, solver: Solver, terms: Terms) -> Ten
     return result if unit is None else unit * result
 
 
+def spectral_moment(
+    moment: Tensor,  # shape: (*, C, C)
+    curve: Curve,
+    solver: MatrixSolver,
+    terms: Terms,
+    checked: bool,
+    *,
+    is_positive: bool,
+) -> Tensor:  # shape: (*, C, C)
+    """Apply a curve to the spectrum of a symmetric matrix, with residual terms.
+
+    ``is_positive`` says that it is positive semi-definite by construction: then a solver is checked only if it is not
+    exact, and may diverge.
+    """
+    divided = terms.divide_matrix(moment, curve, checked)
+    value = solver.apply(divided.p, curve, checked and not (is_positive and solver.exact), terms.round_off)
+    return terms.add_residual(value, divided)
+
+
 def split_unit(sets: Sets, curve: Curve | None, terms: Terms) -> tuple[Sets, Tensor | None]:
     """Divide extreme sets by their scale s; also return :math:`s^{2\\gamma}`, (*, 1, 1), or None if nothing changes.
 

@@ -46,11 +46,15 @@ class Unit:
 
     chain: int
     point: int = 0
+    protocol: str | None = None
+    """The protocol whose selection asked for it; None for a point of the grid."""
+    settings: tuple[tuple[str, float], ...] = ()
+    """The values of a point beyond the grid."""
 
     @property
     def name(self) -> str:
         """A file name for its checkpoint."""
-        return f"{self.chain:02d}-{self.point:02d}"
+        return "-".join((f"{self.chain:02d}", f"{self.point:02d}", *([self.protocol] if self.protocol else [])))
 
 
 @dataclass(frozen=True)
@@ -177,6 +181,10 @@ class Task(ABC, Generic[C, D, F, M]):
     ) -> F | None:
         """Train a unit, from its checkpoint if there is one; None if the training diverges."""
 
+    def further_unit(self, config: C, chain: int, fits: Sequence[F], protocol: str) -> Unit | None:
+        """Return one more training for the selection of a protocol, such as a value beyond a grid; None if complete."""
+        return None
+
     @abstractmethod
     def select(self, fits: Sequence[F], protocol: str) -> F:
         """Choose a fit by validation only."""
@@ -255,6 +263,10 @@ class Task(ABC, Generic[C, D, F, M]):
         """Return remarks for the user before a training, such as settings without effect."""
         return []
 
+    def result_remarks(self, config: C, protocol: str, result: Any) -> list[str]:
+        """Return remarks about a selection, such as a selected value at the edge of its range."""
+        return []
+
     @abstractmethod
     def plan(self, options: Any, watch: Watch) -> list[Row[C, D]]:
         """Return the rows that ``powerpool reproduce`` is to run; data is loaded, and bad settings are refused."""
@@ -309,12 +321,19 @@ def run_chain(
         checkpoints: folder to resume from; None to keep nothing.
         watch: called with the progress.
     """
-    fits = []
-    for unit in task.units(config, chain):
+    fits: list[F] = []
+
+    def fit(unit: Unit, protocols: Sequence[str]) -> None:
         file = None if checkpoints is None else checkpoints / unit.name
         found = task.fit(config, data, unit, protocols, file, watch)
         if found is not None:
             fits.append(found)
+
+    for unit in task.units(config, chain):
+        fit(unit, protocols)
+    for protocol in protocols:
+        while (further := task.further_unit(config, chain, fits, protocol)) is not None:
+            fit(further, [protocol])
     last = None if checkpoints is None else checkpoints / f"{chain:02d}-final"
     models = task.finish(config, data, chain, fits, protocols, last, watch)
     return Outcome(models, task.test(config, data, chain, fits, models, watch))

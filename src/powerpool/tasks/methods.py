@@ -181,8 +181,11 @@ VISION_METHODS: dict[str, Method] = {
     "FOP+AsinhE": Method(NORMS["AsinhE"], order="first"),
     **{_join("SOP", name): Method(NORMS[name]) for name in _WITHOUT_COORDINATES},
     **{_join("SOP+SC", name): Method(NORMS[name], coordinates=True) for name in _WITH_COORDINATES},
+    "SOP+MaxExp": Method(NORMS["MaxExp"]),
 }
 """Baseline is the network's own layers after the maps; FOP is the average of the maps that all other methods pool."""
+RECTIFIED_POOLS = ("SOP+MaxExp",)
+"""Methods for maps that come out of a ReLU, which ``reproduce`` runs only if they are named."""
 
 
 # ---- few-shot learning -----------------------------------------------------------------------------------------------

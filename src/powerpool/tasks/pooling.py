@@ -68,7 +68,7 @@ class Normalization:
         """Return the moment matrix in float64."""
         grid = None if coordinates is None else coordinates.double()
         sets = prepare(features.double(), 0.0 if is_centred else self.beta, grid, None, check=True)
-        return self_product(sets.values) / sets.number
+        return self_product(sets.values, sets.number)
 
     def matrix(
         self,

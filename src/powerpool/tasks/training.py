@@ -12,11 +12,13 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Literal, Protocol
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from powerpool.console import print_note
 from powerpool.errors import ArgumentError
+
+ClassWeights = Literal["equal", "balanced"]
 
 
 def require_device_name(device: str) -> None:
@@ -53,6 +55,12 @@ def has_native_bfloat16(device: str) -> bool:
         return False
     found: Mapping[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()  # not in torch 2.5
     return bool(found.get("avx512_bf16") or found.get("amx_bf16"))
+
+
+def balanced_weights(targets: Tensor, classes: int) -> Tensor:  # shape: (n,) -> (classes,)
+    """Return weights inverse to the frequency of each class, as ``class_weight="balanced"`` in scikit-learn."""
+    counts = targets.bincount(minlength=classes)
+    return len(targets) / (classes * counts.clamp(min=1))
 
 
 def choose_precision(device: str) -> Literal["32-true", "bf16-mixed"]:

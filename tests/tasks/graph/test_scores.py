@@ -8,7 +8,8 @@ from sklearn import metrics
 from sklearn.utils.class_weight import compute_class_weight
 from torch.testing import assert_close
 
-from powerpool.tasks.graph.scores import Objective, balanced_weights, measure
+from powerpool.tasks.graph.scores import Objective, measure
+from powerpool.tasks.training import balanced_weights
 
 
 @pytest.mark.parametrize("classes", [2, 4])

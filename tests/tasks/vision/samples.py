@@ -64,13 +64,14 @@ def use_tiny(patch: pytest.MonkeyPatch, seed: int = 0) -> None:
 
 
 def small_config(data: Path | str, **changes: Any) -> VisionConfig:
-    """32 pixels, an image and its mirror image, a cheap pool, no worker processes."""
+    """32 pixels, an image and its mirror image, a cheap pool, a fixed grid, no worker processes."""
     fields: dict[str, Any] = {
         "backbone": "tiny",
         "crops": Crops(size=32, count=2, resize=32),
         "pool": PoolConfig("SOP+SC+SpecMaxExpF", eta=5, pivots=3),
         "accelerator": "cpu",
         "workers": 0,
+        "widen": 0,
     }
     return VisionConfig(data=str(data), **(fields | changes))
 

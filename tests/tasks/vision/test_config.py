@@ -5,12 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
+from PIL import Image
 
 from powerpool.data import Crops
 from powerpool.data.sources import KNOWN
 from powerpool.errors import PowerPoolError
-from powerpool.runs.config import make_config, read_recipe, recipe_names, to_yaml
+from powerpool.runs.config import Setting, make_config, read_recipe, recipe_names, to_yaml
 from powerpool.tasks.methods import VISION_METHODS
 from powerpool.tasks.vision.config import (
     FineTuningConfig,
@@ -23,6 +26,7 @@ from powerpool.tasks.vision.config import (
 )
 from powerpool.tasks.vision.model import SetPool
 from powerpool.tasks.vision.options import ReproduceOptions
+from tests.tasks.vision.samples import texture
 
 NAN = float("nan")
 RECIPES = [name for name in recipe_names() if name.startswith("vision/")]
@@ -57,6 +61,8 @@ CLASSIFIED = sorted(KNOWN.keys() - FEW_SHOT_ONLY)
         (HeadConfig, {"softmax_penalty": [0.1, 0.1]}, "head.softmax_penalty"),
         (HeadConfig, {"softmax_penalty": [-0.1]}, "head.softmax_penalty"),
         (FineTuningConfig, {"crops": 0}, "training.crops"),
+        (FineTuningConfig, {"patience": 0}, "training.patience"),
+        (FineTuningConfig, {"patience": 2, "validation": "train"}, "training.patience"),
         (FineTuningConfig, {"devices": 0}, "training.devices"),
         (FineTuningConfig, {"learning_rate": 0.0}, "training.learning_rate"),
         (FineTuningConfig, {"jitter": NAN}, "training.jitter"),
@@ -170,3 +176,22 @@ def test_the_recipe_of_a_data_set_is_found(data):
     assert (quick.crops.size, quick.crops.count, quick.head.epochs, quick.training.epochs) == (64, 1, 3, 1)
     for method in VISION_METHODS:
         assert len(list(replace(quick, pool=replace(quick.pool, method=method)).points())) == 1
+
+
+def test_a_central_crop_is_cut_from_a_resized_image_unless_the_settings_say_otherwise(tmp_path):
+    def crops(**values: Any) -> Crops:
+        return make_config(VisionConfig, {f"crops.{name}": Setting(value) for name, value in values.items()}).crops
+
+    image = texture(0, seed=0, side=600).crop((0, 0, 600, 512))
+    wide = image.resize((300, 256), Image.Resampling.BILINEAR).crop((38, 16, 262, 240))
+    torch.testing.assert_close(crops(count=1)(image)[0], pil_to_tensor(wide), rtol=0, atol=0)
+    assert crops(count=2, size=112).resize == 128
+    # Others keep their defaults, and thereby the keys of stored features.
+    assert crops(count=12).resize is crops(count=1, resize=None).resize is crops(count=1, layout="whole").resize is None
+    old = tmp_path / "config.yaml"
+    old.write_text(to_yaml(VisionConfig(crops=Crops(count=1))))  # of a run of an earlier version
+    assert read_recipe(old, VisionConfig).crops == Crops(count=1, resize=None)
+
+
+def pil_to_tensor(image: Image.Image) -> torch.Tensor:  # shape: (3, H, W)
+    return torch.from_numpy(np.array(image)).permute(2, 0, 1)

@@ -216,24 +216,27 @@ def test_all_weights_that_are_used_are_trained(tmp_path, method):
         assert torch.equal(value, before[name]) is is_unused, name
 
 
-def test_the_optimizer_is_rmsprop_on_the_mean_loss_of_a_batch_with_two_rates_that_fall(tmp_path):
+@pytest.mark.parametrize("name, class_weights", [("rmsprop", "equal"), ("adamw", "balanced")])
+def test_the_optimizer_uses_the_mean_loss_of_a_batch_with_two_rates_that_fall(tmp_path, name, class_weights):
     """Two epochs by hand, from the crops of the data set."""
-    config = small_config(
-        epochs=2, batch_size=5, decay_every=1, decay_factor=0.5, smoothing=0.9, weight_decay=0.01, flip=False
-    )
+    rates = {"decay_every": 1, "decay_factor": 0.5, "smoothing": 0.9, "weight_decay": 0.01}
+    config = small_config(epochs=2, batch_size=5, flip=False, optimizer=name, class_weights=class_weights, **rates)
     found = train(tmp_path / "run", config, network(dropout=0.0))
     model, split = network(dropout=0.0).eval(), images(tmp_path / "images" / "train", 13)
     groups = [
         {"params": [*model.backbone.parameters()], "lr": 1e-3},
         {"params": [*model.classifier.parameters()], "lr": 1e-2},
     ]
-    optimizer, losses = torch.optim.RMSprop(groups, alpha=0.9, weight_decay=0.01), []
+    weights = torch.ones(3) if class_weights == "equal" else torch.tensor([13 / 15, 13 / 12, 13 / 12])
+    adamw, rmsprop = torch.optim.AdamW(groups, weight_decay=0.01), torch.optim.RMSprop(groups, 0.01, 0.9, 1e-8, 0.01)
+    optimizer, losses = adamw if name == "adamw" else rmsprop, []
     for epoch in range(2):
         data, total = RandomCrops(split, config, epoch), 0.0
         order = torch.randperm(13, generator=torch.Generator().manual_seed(mix_seed(0, epoch)))
         for part in (order[:5], order[5:10], order[10:]):
             crops = torch.stack([data[int(number)]["images"] for number in part]).permute(0, 1, 4, 2, 3)
-            loss = -model(crops).log_softmax(1)[torch.arange(len(part)), split.targets[part]].mean()
+            own = -model(crops).log_softmax(1)[torch.arange(len(part)), split.targets[part]]
+            loss = (weights[split.targets[part]] * own).mean()
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -270,6 +273,31 @@ def test_the_epoch_with_the_best_validation_is_selected(tmp_path, monkeypatch, v
     assert (result.validation.value, result.validation.loss) == (values[expected - 1], losses[expected - 1])
     last = load_state(tmp_path / "run" / CHECKPOINT)["model"]
     assert torch.equal(result.model.classifier.bias, last["classifier.bias"]) is (expected == 3)
+
+
+def test_a_training_that_no_longer_improves_stops_early(tmp_path, monkeypatch, capfd):
+    values = [50.0, 75.0, 50.0, 75.0, 80.0, 90.0, 10.0, 10.0]
+    monkeypatch.setattr(Loop, "validate", lambda self, split: (1.0, values[self.progress.epoch]))
+    config = with_training(CONFIG, epochs=8, patience=2)
+    with monkeypatch.context() as patched:
+        act_in(patched, 3, 1, kill)  # in the last epoch
+        with pytest.raises(Killed):
+            train(tmp_path / "run", config)
+    found = train(tmp_path / "run", config, show=True)
+    assert (found.epoch, found.curves["validation_value"]) == (2, values[:4])
+    assert "Stopped early: no epoch since 2" in capfd.readouterr().err
+    monkeypatch.setattr(Loop, "run", None)
+    assert_same(found, train(tmp_path / "run", config))  # it is finished
+
+
+def test_more_patience_continues_a_training_that_stopped_early(tmp_path, monkeypatch):
+    values = [50.0, 75.0, 50.0, 75.0, 80.0, 90.0]
+    monkeypatch.setattr(Loop, "validate", lambda self, split: (1.0, values[self.progress.epoch]))
+    short = train(tmp_path / "run", with_training(CONFIG, epochs=6, patience=1))
+    assert (short.epoch, len(short.curves["train_loss"])) == (2, 3)
+    longer = train(tmp_path / "run", with_training(CONFIG, epochs=6, patience=3))
+    assert (longer.epoch, longer.curves["validation_value"]) == (6, values)
+    assert_same(longer, train(tmp_path / "other", with_training(CONFIG, epochs=6)))
 
 
 def test_validation_is_that_of_the_model_on_fixed_crops(whole, tmp_path):

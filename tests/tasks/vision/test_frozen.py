@@ -12,7 +12,7 @@ from sklearn.linear_model import Ridge
 from powerpool.data import load_images
 from powerpool.runs.record import Score
 from powerpool.runs.typed import from_json, to_json
-from powerpool.tasks.base import run_chain
+from powerpool.tasks.base import Unit, run_chain
 from powerpool.tasks.vision import frozen, plan
 from powerpool.tasks.vision.config import PROTOCOLS, GridConfig, HeadConfig, PoolConfig
 from powerpool.tasks.vision.extraction import Features, extract
@@ -61,7 +61,7 @@ def test_no_choice_depends_on_the_test_images(config, features):
 
 def test_validation_is_ridge_regression_on_the_training_images(config, features):
     pool = list(config.points())[1]
-    found = validate(config, 1, features, ["frozen"]).heads["frozen"]
+    found = validate(config, Unit(0, 1), features, ["frozen"]).heads["frozen"]
     module = make_pool(config, pool, features)
     train, others = (descriptors(module, features.maps(name)).double().numpy() for name in ("train", "validation"))
     targets, right = features.targets["train"].numpy(), features.targets["validation"].numpy()
@@ -82,7 +82,7 @@ def test_the_highest_accuracy_is_selected_and_of_equal_ones_the_lowest_loss():
 
 
 def test_the_selected_point_is_trained_again_on_training_and_validation_images(config, features):
-    fits = [validate(config, point, features, ["frozen"]) for point in range(4)]
+    fits = [validate(config, Unit(0, point), features, ["frozen"]) for point in range(4)]
     model = TASK.finish(config, features, 0, fits, ["frozen"], None, print)["frozen"]
     best = TASK.select(fits, "frozen")
     assert model.pool.config == list(config.points())[best.point]
@@ -136,7 +136,7 @@ def test_the_baseline_is_the_head_of_the_backbone(config, features):
 def test_the_final_training_reports_to_its_own_caller(config, features):
     selecting, training = [], []
     config = replace(config, grid=GridConfig())
-    fits = [validate(config, 0, features, BOTH, None, lambda what, *_: selecting.append(what))]
+    fits = [validate(config, Unit(0), features, BOTH, None, lambda what, *_: selecting.append(what))]
     count = len(selecting)
     frozen.train_again(config, fits, features, BOTH, None, lambda what, *_: training.append(what))
     assert len(selecting) == count > 0

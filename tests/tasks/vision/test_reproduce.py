@@ -175,3 +175,14 @@ def test_both_classifiers_share_the_pooled_images(textures, thread_cache, monkey
     features = TASK.load(config)
     run_chain(TASK, config, features, 0, tuple(HEADS.values()))
     assert len(calls) == 1  # for the selection by both classifiers and for the models
+
+
+def test_ranges_that_were_widened_are_printed_and_their_trials_are_in_the_record(textures, tmp_path, capsys):
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("crops: {size: 32, count: 2, resize: 32}\nhead: {ridge_penalty: [0.001, 0.002]}\n")
+    words = ["--recipe", recipe, "--data", textures, "--methods", "SOP", "--heads", "ridge", "--out", tmp_path / "out"]
+    assert main(["reproduce", "vision", "--jobs", "1", "--workers", "0", *map(str, words)]) == 0
+    assert "stripes, SOP, frozen: Ranges widened: penalty 0.001 to 0.002 by" in capsys.readouterr().err
+    (record,) = read_records(tmp_path / "out")
+    assert record.config["widen"] == 3
+    assert 2 < len(record.results[0].trials) <= 5

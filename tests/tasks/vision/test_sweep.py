@@ -12,6 +12,7 @@ import pytest
 from powerpool.cli.main import main
 from powerpool.errors import PowerPoolError
 from powerpool.runs import scheduler
+from powerpool.tasks.base import Unit
 from powerpool.tasks.vision.config import VisionConfig, grid_names
 from powerpool.tasks.vision.extraction import open_features
 from powerpool.tasks.vision.frozen import validate
@@ -45,7 +46,7 @@ def test_a_sweep_over_eta(textures, thread_cache, tmp_path, capsys, monkeypatch)
     recipe = SweepOptions(data=str(textures), quick=True, download=False).read_config()
     for row in found["values"]:
         config = replace(recipe, pool=replace(recipe.pool, method="SOP+SpecMaxExpF", eta=row["eta"]))
-        expected = validate(config, 0, features, ["frozen"]).heads["frozen"].score
+        expected = validate(config, Unit(0), features, ["frozen"]).heads["frozen"].score
         assert (row["accuracy"], row["loss"]) == (expected.value, expected.loss)
     monkeypatch.setattr(scheduler, "_make_executor", None)  # nothing is computed twice
     assert run(tmp_path, textures, *words) == 0

@@ -7,24 +7,27 @@ import json
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+from powerpool import console
 from powerpool.cli.main import main
 from powerpool.data import list_images, load_images
+from powerpool.integrations.backbones import load_backbone
 from powerpool.runs.folder import CHECKPOINTS, MODEL
 from powerpool.runs.record import RunRecord
-from powerpool.tasks.vision import frozen, linear, plan
+from powerpool.tasks.vision import extraction, frozen, linear, plan, tuned
 from powerpool.tasks.vision.config import FineTuningConfig, VisionConfig
 from powerpool.tasks.vision.inference import load_run
 from powerpool.tasks.vision.task import TASK
-from tests.tasks.vision.samples import CLASSES, texture, write_images
+from tests.tasks.vision.samples import CLASSES, small_config, texture, use_tiny, write_images
 
 PATIENCE = 300
 CROPS = ["--crops.size", "32", "--crops.count", "2", "--crops.resize", "32"]
-SMALL = ["--backbone", "tiny", *CROPS, "--accelerator", "cpu", "--workers", "0"]
+SMALL = ["--backbone", "tiny", *CROPS, "--accelerator", "cpu", "--workers", "0", "--widen", "0"]
 
 
 def run(*words: object) -> int:
@@ -253,25 +256,39 @@ def test_a_finished_run_is_neither_repeated_nor_overwritten_unless_requested(tex
 
 @pytest.mark.usefixtures("shared_cache")
 def test_a_stopped_grid_is_resumed(textures, tmp_path, monkeypatch, capsys):
-    words = ["--data", textures, "--grid.eta", "2", "5", "9"]
+    words = ["--data", textures, "--grid.eta", "2", "5", "9", "--widen", "2"]
     assert train(tmp_path / "whole", *words) == 0
+    assert "Ranges widened: eta 2 to 9 by 16, 28" in capsys.readouterr().err
     tried, validate = [], frozen.validate
 
-    def stop(config, point, *rest):
-        tried.append(point)
-        if len(tried) == 3:
+    def stop(config, unit, *rest):
+        tried.append(unit.name)
+        if len(tried) in (3, 5):  # in the grid, and beyond it
             raise KeyboardInterrupt
-        return validate(config, point, *rest)
+        return validate(config, unit, *rest)
 
     monkeypatch.setattr(frozen, "validate", stop)
     assert train(tmp_path / "parts", *words) == 130
     assert not (tmp_path / "parts" / MODEL).exists()
     assert "powerpool train vision" in refusal(capsys, "predict", "vision", textures, "--run", tmp_path / "parts")
+    assert train(tmp_path / "parts", *words) == 130
     assert train(tmp_path / "parts", *words) == 0
-    assert tried == [0, 1, 2, 2]
+    beyond = [f"00-{number:02d}-frozen" for number in (3, 3, 4)]
+    assert tried == ["00-00", "00-01", "00-02", "00-02", *beyond]
     assert_equal_weights(tmp_path / "parts", tmp_path / "whole")
     one, other = (RunRecord.read(tmp_path / name / "record.json").results[0] for name in ("parts", "whole"))
     assert one.trials == other.trials
+
+
+@pytest.mark.usefixtures("shared_cache")
+def test_progress_is_printed_for_every_grid_point_where_there_are_no_bars(textures, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(console, "PATIENCE", -1.0)  # everything takes long
+    assert train(tmp_path, "--data", textures, "--grid.eta", "2", "5", "9") == 0
+    lines = capsys.readouterr().err.splitlines()
+    assert lines.count("pooled images: 24 of 24") >= 3
+    assert lines.count("products of images: 24 of 24") >= 3
+    assert lines.count("penalties of the classifier: 6 of 6") == 3
+    assert {"grid points: 3 of 3", "images for the weights: 24 of 24", "test images: 6 of 6"} <= set(lines)
 
 
 @pytest.mark.usefixtures("shared_cache")
@@ -301,11 +318,11 @@ def test_a_stopped_grid_is_resumed_with_another_limit(textures, tmp_path, monkey
     words = ["--data", textures, "--grid.eta", "2", "5"]
     tried, validate = [], frozen.validate
 
-    def stop(config, point, *rest):
-        tried.append(point)
+    def stop(config, unit, *rest):
+        tried.append(unit.point)
         if len(tried) in (2, 3):
             raise KeyboardInterrupt
-        return validate(config, point, *rest)
+        return validate(config, unit, *rest)
 
     monkeypatch.setattr(frozen, "validate", stop)
     assert train(tmp_path, *words) == 130
@@ -391,3 +408,25 @@ def test_what_cannot_be_tested_or_predicted_is_refused_in_one_line(trained, text
     shutil.copytree(textures / "along", tmp_path / "other" / "along")
     places = {"RUN": trained, "IMAGE": textures / "along" / "00.png", "OTHER": tmp_path / "other"}
     assert named in refusal(capsys, *(places.get(word, word) for word in words))
+
+
+@pytest.mark.usefixtures("tiny")
+def test_new_settings_of_training_are_part_of_a_key_only_if_they_are_not_the_default(textures):
+    images, config = load_images(textures), small_config(textures, mode="end-to-end")
+    new = {"optimizer": "adamw", "class_weights": "balanced", "patience": 3}
+    assert not new.keys() & TASK.settings(config, images)["training"].keys()
+    changed = replace(config, training=FineTuningConfig(**new))
+    assert new.items() <= TASK.settings(changed, images)["training"].items()
+
+
+@pytest.mark.parametrize("mode", ["frozen", "end-to-end"])
+def test_curves_for_rectified_maps_refuse_others(textures, tmp_path, monkeypatch, capsys, mode):
+    words = ["train", "vision", *SMALL, "--data", textures, "--pool.method", "SOP+MaxExp", "--mode", mode]
+    use_tiny(monkeypatch)
+    monkeypatch.setenv("POWERPOOL_CACHE", str(tmp_path / "cache"))
+    assert run(*words, "--training.epochs", "1", "--training.crops", "1", "--out", tmp_path / "rectified") == 0
+    for module in (extraction, frozen, tuned):
+        monkeypatch.setattr(
+            module, "load_backbone", lambda name, **_: load_backbone(torch.nn.Conv2d(3, 6, 3, stride=4))
+        )
+    assert "SOP+MaxExp" in refusal(capsys, *words, "--out", tmp_path / "linear")

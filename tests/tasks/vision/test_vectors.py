@@ -45,7 +45,7 @@ def test_progress_counts_pooled_images(splits, monkeypatch):
     monkeypatch.setattr(module, "KEEP_BLOCK", 10)
     told = []
     Vectors(POOL, splits, watch=lambda *given: told.append(given))
-    assert told == [("pooled images", done, 29) for done in (10, 20, 29)]
+    assert told == [("pooled images", done, 29) for done in (0, 10, 20, 29)]
 
 
 @pytest.mark.parametrize("dtype, bound", [(torch.float32, 1e-7), (torch.float64, 1e-15)])

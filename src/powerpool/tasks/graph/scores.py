@@ -40,12 +40,6 @@ class Objective:
         return Score(100 * int((outputs.argmax(-1) == targets).sum()) / len(targets), loss)
 
 
-def balanced_weights(targets: Tensor, classes: int) -> Tensor:  # shape: (graphs,) -> (classes,)
-    """Return weights inverse to the frequency of each class, as ``class_weight="balanced"`` in scikit-learn."""
-    counts = targets.bincount(minlength=classes)
-    return len(targets) / (classes * counts.clamp(min=1))
-
-
 def measure(outputs: Tensor, targets: Tensor) -> dict[str, float]:  # shape: (graphs, classes), (graphs,)
     """Return measures beside accuracy or MAE, by name.
 

@@ -16,8 +16,8 @@ from powerpool.runs.record import Score
 from powerpool.tasks.graph.config import ModelConfig, TrainingConfig
 from powerpool.tasks.graph.convolution import is_symmetric
 from powerpool.tasks.graph.model import GraphClassifier, make_network, recompute_statistics
-from powerpool.tasks.graph.scores import Objective, balanced_weights
-from powerpool.tasks.training import require_device
+from powerpool.tasks.graph.scores import Objective
+from powerpool.tasks.training import balanced_weights, require_device
 
 
 @dataclass
@@ -84,6 +84,7 @@ class Training:
         # Files are often sorted by class: shuffle, so that these batches are mixed as those of the training are.
         shuffled = train[torch.randperm(len(train), generator=torch.Generator().manual_seed(0))]
         self.statistics_batches = shuffled.tensor_split(-(-len(train) // config.batch_size))
+        self.statistics_graphs = [self.graphs[part.to(config.device)] for part in self.statistics_batches]
         # Initial weights, dropout and neighbours are drawn from the global generator, which belongs to the caller: its
         # state is restored after every epoch, and that of the training is kept here.
         with torch.random.fork_rng():
@@ -97,7 +98,7 @@ class Training:
         self.objective = self.model.objective(weights)
         self.model.symmetric = is_symmetric(self.graphs.edge_index)
         self.optimizer = torch.optim.Adam(
-            self.model.parameters(), lr=config.learning_rate, weight_decay=config.weight_decay
+            self.model.parameters(), lr=config.learning_rate, weight_decay=config.weight_decay, foreach=True
         )
         self.schedule = torch.optim.lr_scheduler.StepLR(self.optimizer, config.decay_every, config.decay_factor)
         self.curves = TrainingCurves()
@@ -145,9 +146,7 @@ class Training:
     def prepare_evaluation(self) -> None:
         """Recompute batch-norm statistics if the configuration asks for it."""
         if self.config.batch_norm == "recomputed":
-            recompute_statistics(
-                self.model, (self.graphs[part.to(self.config.device)] for part in self.statistics_batches)
-            )
+            recompute_statistics(self.model, self.statistics_graphs)
 
     def _train(self) -> float:
         self.model.train()

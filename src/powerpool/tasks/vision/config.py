@@ -13,6 +13,7 @@ from powerpool.data.images import Corrupt
 from powerpool.errors import ArgumentError, require_choice
 from powerpool.tasks.methods import VISION_METHODS
 from powerpool.tasks.options import require_distinct
+from powerpool.tasks.training import ClassWeights
 
 Head = Literal["ridge", "softmax"]
 Mode = Literal["frozen", "end-to-end"]
@@ -122,7 +123,7 @@ class HeadConfig:
 
 @dataclass(frozen=True)
 class FineTuningConfig:
-    """Training of backbone, pool and classifier together: RMSprop, as in the paper.
+    """Training of backbone, pool and classifier together, by RMSprop as in the paper, or by AdamW.
 
     Args:
         epochs: passes over the training images
@@ -132,10 +133,13 @@ class FineTuningConfig:
         head_learning_rate: of the pool and the classifier
         learning_rates: values of learning_rate to select from by validation, with a training for each;
             head_learning_rate changes by the same factor
-        smoothing: of the moving average of RMSprop
+        optimizer: rmsprop or adamw
+        smoothing: of the moving average of RMSprop; AdamW has its usual averages, 0.9 and 0.999
         decay_every: epochs between two reductions of the learning rates
         decay_factor: what the learning rates are multiplied by
-        weight_decay: of RMSprop
+        weight_decay: of all weights; part of the gradient with RMSprop, and decoupled from it with AdamW
+        class_weights: balanced weighs the loss of a class by the inverse of its frequency
+        patience: stop after so many epochs without a better validation score; null: train all epochs
         smallest_crop: smallest share of the area of an image that a random crop covers
         flip: mirror crops at random
         jitter: how much brightness, contrast and saturation of crops vary
@@ -155,10 +159,13 @@ class FineTuningConfig:
     learning_rate: float = 1e-4
     head_learning_rate: float = 1e-3
     learning_rates: list[float] = field(default_factory=list)
+    optimizer: Literal["rmsprop", "adamw"] = "rmsprop"
     smoothing: float = 0.99
     decay_every: int = 10
     decay_factor: float = 0.1
     weight_decay: float = 0.0
+    class_weights: ClassWeights = "equal"
+    patience: int | None = None
     smallest_crop: float = 0.5
     flip: bool = True
     jitter: float = 0.0
@@ -183,6 +190,13 @@ class FineTuningConfig:
                 f"training.learning_rates must have one value where training.validation is train (got "
                 f"{self.learning_rates}): no images are left to select one."
             )
+        if self.patience is not None:
+            require_at_least(1, "training", patience=self.patience)
+            if self.validation == "train":
+                raise ArgumentError(
+                    f"training.patience needs training.validation choose (got {self.patience} with train): no images "
+                    "are left to stop by."
+                )
         for name in ("decay_factor", "smallest_crop"):
             if not 0 < getattr(self, name) <= 1:
                 raise ArgumentError(f"training.{name} must be above 0 and at most 1 (got {getattr(self, name)}).")
@@ -230,18 +244,21 @@ class VisionConfig:
         strict: refuse files in class folders that are no images, and folders without images, instead of skipping them
         validation_share: share of the training images, where the data set has no validation split
         test_share: share of the training images, where the data set has no test split; of all if it has no splits
-        backbone: efficientnet-lite0, hf:NAME or a folder after hf:, timm:NAME or torchvision:NAME; it gives a map
-            of C channels, or tokens of C numbers for the patches
+        backbone: efficientnet-lite0, alexnet, hf:NAME or a folder after hf:, timm:NAME or torchvision:NAME; it gives a
+            map of C channels, or tokens of C numbers for the patches
         backbone_weights: pretrained, or random to train end to end from scratch; then a folder after hf: needs no more
             than config.json
         mode: frozen trains the classifier on stored features of the backbone; end-to-end trains everything
         crops: how an image becomes a set of crops. Size, resize and interpolation are by default those of the image
-            processor of an hf: backbone
+            processor of an hf: backbone. Of another one, the default of resize for a central crop (count 1 or 2) is 256
+            pixels for a size of 224, and in proportion for others
         stored: precision of stored features
         pool: from feature maps to a vector
         head: the classifier on frozen features
         training: of everything together
         grid: what is selected by validation
+        widen: how many values a range of the grid or of the penalties may grow by, while the value that validation
+            selects on frozen features is the first or the last of its range; 0: never
         accelerator: auto, cpu or gpu: where networks run
         workers: processes that read images, and run the backbone on a CPU; default: the number of cores
         seed: of the split, the initial weights, the order of the images and the augmentation
@@ -269,6 +286,7 @@ class VisionConfig:
     head: HeadConfig = field(default_factory=HeadConfig)
     training: FineTuningConfig = field(default_factory=FineTuningConfig)
     grid: GridConfig = field(default_factory=GridConfig)
+    widen: int = 3
     accelerator: Literal["auto", "cpu", "gpu"] = "auto"
     workers: int | None = None
     seed: int = 0
@@ -284,6 +302,7 @@ class VisionConfig:
             require_seed(self.split_seed, "split_seed")
         require_crops(self.crops)
         require_workers(self.workers)
+        _require_range("widen", self.widen, 0, 10)
         if self.backbone_weights == "random" and (self.mode == "frozen" or self.training.warm_start):
             raise ArgumentError(
                 "backbone_weights random needs mode end-to-end without training.warm_start (got "
@@ -309,15 +328,25 @@ class VisionConfig:
 
     @classmethod
     def derive(cls, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the crops of the image processor of the backbone, unless their size is among the settings."""
+        """Return the crops of the image processor of the backbone, unless their size is among the settings.
+
+        A central crop is cut from an image whose short side is 256/224 of its size, as usual for ImageNet. The settings
+        of a finished run name their resize, so that its crops stay as they are.
+
+        Example:
+            >>> VisionConfig.derive({"crops.count": 1}), VisionConfig.derive({"crops.count": 12})
+            ({'crops.resize': 256}, {})
+        """
         from powerpool.integrations.backbones import read_preprocessing  # imports torch
 
         backbone, download = settings.get("backbone"), settings.get("download") is True
-        if not isinstance(backbone, str) or "crops.size" in settings:
-            return {}
-        found = read_preprocessing(backbone, download=download)
+        found = None
+        if isinstance(backbone, str) and "crops.size" not in settings:
+            found = read_preprocessing(backbone, download=download)
         if found is None or found.size is None:
-            return {}
+            size, is_whole = settings.get("crops.size", Crops.size), settings.get("crops.layout") == "whole"
+            is_central = settings.get("crops.count") in (1, 2) and not is_whole
+            return {"crops.resize": round(size * 256 / 224)} if is_central and isinstance(size, int) else {}
         return {
             "crops.size": found.size,
             "crops.resize": found.resize,

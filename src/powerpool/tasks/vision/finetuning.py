@@ -30,13 +30,13 @@ from powerpool.runs.record import Score
 from powerpool.tasks.base import Watch, ignore_progress
 from powerpool.tasks.training import Event, quiet_loggers, stop_on_interrupt
 from powerpool.tasks.vision.augmentation import draw_batches
-from powerpool.tasks.vision.config import VisionConfig
+from powerpool.tasks.vision.config import FineTuningConfig, VisionConfig
 from powerpool.tasks.vision.extraction import choose_device
 from powerpool.tasks.vision.linear import first_near_best
 from powerpool.tasks.vision.loop import FineTuningError, Loop, Plan, Progress, Stopped, make_fabric
 from powerpool.tasks.vision.model import ImageClassifier
 
-FREE = ("epochs", "devices", "nodes", "logger", "learning_rates")
+FREE = ("epochs", "patience", "devices", "nodes", "logger", "learning_rates")
 """Settings of training that may change when it is resumed; they do not change the batches that are done."""
 LAUNCHED = "TORCHELASTIC_RUN_ID"
 """The variable that torchrun sets."""
@@ -83,7 +83,7 @@ def fine_tune(
     show: bool = True,
     checkpoint_minutes: float = 5.0,
 ) -> FineTuned:
-    """Train backbone, pool and classifier together by RMSprop on the cross-entropy of random crops.
+    """Train backbone, pool and classifier together on the cross-entropy of random crops.
 
     A step uses ``config.training.batch_size`` images, over all processes. A checkpoint is written after every epoch and
     every few minutes. When the function is called again it resumes, and on a CPU reaches the same weights, bit for bit.
@@ -115,7 +115,7 @@ def fine_tune(
     plan = Plan(config, train, validation, folder, key, show, checkpoint_minutes)
     done = _read_progress(plan)
     _require_batches(plan, done.position)
-    if done.epoch < config.training.epochs:
+    if not done.is_finished(config.training):
         _train(plan, model, watch)
     state = load_state(plan.checkpoint)
     progress = Progress(**state["progress"])
@@ -151,6 +151,9 @@ def _training_key(
 ) -> str:
     """Return a digest of what must not change when a training is resumed."""
     training = {name: value for name, value in asdict(config.training).items() if name not in FREE}
+    for name in ("optimizer", "class_weights"):  # checkpoints of earlier versions do not have them
+        if training[name] == getattr(FineTuningConfig, name):
+            del training[name]
     splits = [(split.names, split.targets.tolist()) for split in (train, validation) if split is not None]
     settings = (training, asdict(model.pool.config), asdict(config.crops), config.seed)
     return store_key({"settings": settings, "backbone": model.backbone.name, "splits": splits})
@@ -274,7 +277,7 @@ def _train(plan: Plan, model: ImageClassifier, watch: Watch) -> None:
         finally:
             for process in started.processes:
                 process.kill()  # those that would wait for one that failed
-    if stop_all.is_set() and _read_progress(plan).epoch < config.epochs:
+    if stop_all.is_set() and not _read_progress(plan).is_finished(config):
         raise KeyboardInterrupt(_describe_stop(plan))
 
 

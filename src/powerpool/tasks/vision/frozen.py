@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,7 +24,8 @@ from powerpool.runs.record import Score, Spectrum, Trial
 from powerpool.runs.typed import from_json, to_json
 from powerpool.tasks.base import Unit, Watch, ignore_progress
 from powerpool.tasks.pooling import mean_spectrum, spread_out
-from powerpool.tasks.vision.config import PROTOCOLS, PoolConfig, VisionConfig, grid_values
+from powerpool.tasks.vision import widening
+from powerpool.tasks.vision.config import PROTOCOLS, PoolConfig, VisionConfig, grid_names, grid_values
 from powerpool.tasks.vision.extraction import Features
 from powerpool.tasks.vision.inference import TrainedModel
 from powerpool.tasks.vision.linear import score, temperature
@@ -57,6 +59,7 @@ class FrozenFit:
     """The classifiers at a grid point, by protocol."""
 
     point: int
+    """Its place in the grid; those beyond it follow."""
     heads: dict[str, HeadFit]
 
 
@@ -124,9 +127,17 @@ def solvers(config: VisionConfig, features: Features, protocols: Sequence[str]) 
     return found
 
 
-def is_current(found: FrozenFit, config: VisionConfig, features: Features, protocols: Sequence[str]) -> bool:
+def pool_of(config: VisionConfig, unit: Unit) -> PoolConfig:
+    """Return the pool of a grid point, or of a point beyond the grid."""
+    beyond: dict[str, Any] = dict(unit.settings)
+    return replace(config.pool, **beyond) if beyond else list(config.points())[unit.point]
+
+
+def is_current(
+    found: FrozenFit, config: VisionConfig, pool: PoolConfig, features: Features, protocols: Sequence[str]
+) -> bool:
     """Whether a stored grid point has the classifiers of all protocols, computed by the solvers of this limit."""
-    module = make_pool(config, list(config.points())[found.point], features)
+    module = make_pool(config, pool, features)
     for protocol in protocols:
         head, plan = found.heads.get(protocol), plan_head(with_protocol(config, protocol), module, features)
         if head is None or head.solver is None or not head.solver.startswith(plan.method):
@@ -163,28 +174,27 @@ def prepare(
 
 def validate(
     config: VisionConfig,
-    point: int,
+    unit: Unit,
     features: Features,
     protocols: Sequence[str],
     checkpoint: Path | None = None,
     watch: Watch = ignore_progress,
 ) -> FrozenFit:
     """Train and validate a grid point for the classifier of each protocol; images are pooled once."""
-    points = list(config.points())
-    pool, heads = points[point], {}
-    if not point:  # before anything takes long
+    pool, heads = pool_of(config, unit), {}
+    if not unit.point:  # before anything takes long
         module = make_pool(config, pool, features)
         for own in (with_protocol(config, protocol) for protocol in protocols):
             plan = plan_head(own, module, features)
-            watch("grid points", 0, len(points), f"{pool.method}, {own.head.kind}: {plan.text}.")
+            watch("grid points", 0, len(list(config.points())), f"{pool.method}, {own.head.kind}: {plan.text}.")
     prepared = prepare(config, pool, features, protocols, watch)
     for protocol in protocols:
         own, file = with_protocol(config, protocol), _state_file(checkpoint, protocol)
         heads[protocol] = _validate_head(own, pool, prepared, protocol, file)
         prepared.systems[protocol].release()
-        if file is not None:
-            file.unlink(missing_ok=True)
-    return FrozenFit(point, heads)
+        for state in [] if file is None else file.parent.glob(f"{file.name}*"):
+            state.unlink()
+    return FrozenFit(unit.point, heads)
 
 
 def _state_file(checkpoint: Path | None, protocol: str) -> Path | None:
@@ -195,12 +205,18 @@ def _validate_head(
     config: VisionConfig, pool: PoolConfig, prepared: Prepared, protocol: str, checkpoint: Path | None
 ) -> HeadFit:
     start, system, head = time.perf_counter(), prepared.systems[protocol], config.head
-    fits = system.fit(1, head, head.penalties, config.seed, checkpoint)
-    targets, tried = system.samples.targets[1], []
-    for one, penalty, scores in zip(fits, head.penalties, system.scores(fits), strict=True):
-        sharpness = temperature(scores, targets) if head.kind == "ridge" else 1.0
-        tried.append((one, penalty, score(sharpness * scores, targets), sharpness))
-    best, penalty, found, sharpness = min(tried, key=lambda entry: rank(entry[2]))
+    targets, tried, penalties = system.samples.targets[1], [], head.penalties
+    while True:
+        fits = system.fit(1, head, penalties, config.seed, checkpoint)
+        for one, penalty, scores in zip(fits, penalties, system.scores(fits), strict=True):
+            sharpness = temperature(scores, targets) if head.kind == "ridge" else 1.0
+            tried.append((one, penalty, score(sharpness * scores, targets), sharpness))
+        best, penalty, found, sharpness = min(tried, key=lambda entry: rank(entry[2]))
+        beyond = widening.next_value("penalty", [entry[1] for entry in tried], penalty)
+        if beyond is None or len(tried) - len(head.penalties) >= config.widen:
+            break
+        penalties = [beyond]
+        checkpoint = None if checkpoint is None else checkpoint.with_name(f"{checkpoint.name}+")
     return HeadFit(
         score=found,
         penalty=penalty,
@@ -215,7 +231,7 @@ def _validate_head(
 
 def fit(
     config: VisionConfig,
-    point: int,
+    unit: Unit,
     features: Features,
     protocols: Sequence[str],
     checkpoint: Path | None,
@@ -225,13 +241,27 @@ def fit(
     file = None if checkpoint is None else checkpoint.with_suffix(".json")
     if file is not None and file.exists():
         found = _read_fit(file)
-        if is_current(found, config, features, protocols):
+        if is_current(found, config, pool_of(config, unit), features, protocols):
             return found
-    found = validate(config, point, features, protocols, checkpoint, watch)
+    found = validate(config, unit, features, protocols, checkpoint, watch)
     if file is not None:
         write_json(file, to_json(found))
-    watch("grid points", point + 1, len(list(config.points())))
+    watch("grid points", unit.point + 1, max(unit.point + 1, len(list(config.points()))))
     return found
+
+
+def further_unit(config: VisionConfig, chain: int, fits: Sequence[FrozenFit], protocol: str) -> Unit | None:
+    """Return a grid point beyond the edge of a range where the selected one lies; None if there is none."""
+    own = [fit for fit in fits if protocol in fit.heads]
+    points = [_values(config, fit, protocol) for fit in own]
+    found = widening.next_point(config, points, _values(config, select(own, protocol), protocol))
+    return None if found is None else Unit(chain, len(own), protocol, tuple(found.items()))
+
+
+def _values(config: VisionConfig, found: FrozenFit, protocol: str) -> dict[str, Any]:
+    """Return the values of a grid point; whole numbers of the settings stay whole."""
+    settings = found.heads[protocol].trials[0].settings
+    return {name: type(getattr(config.pool, name))(settings[name]) for name in grid_names(config.pool.method)}
 
 
 def _read_fit(file: Path) -> FrozenFit:
@@ -243,8 +273,10 @@ def _read_fit(file: Path) -> FrozenFit:
 
 def train_network(config: VisionConfig, features: Features, folder: Path, watch: Watch) -> ImageClassifier:
     """Return the network with the classifier of frozen features."""
-    protocols, count = [PROTOCOLS[config.head.kind]], len(list(config.points()))
-    fits = [fit(config, point, features, protocols, folder / Unit(0, point).name, watch) for point in range(count)]
+    protocols, units = [PROTOCOLS[config.head.kind]], [Unit(0, point) for point in range(len(list(config.points())))]
+    fits = [fit(config, unit, features, protocols, folder / unit.name, watch) for unit in units]
+    while (unit := further_unit(config, 0, fits, protocols[0])) is not None:
+        fits.append(fit(config, unit, features, protocols, folder / unit.name, watch))
     (model,) = train_again(config, fits, features, protocols, None, watch).values()
     return model.trained.network
 
@@ -256,7 +288,7 @@ def rank(found: Score) -> tuple[float, float]:
 
 def select(fits: Sequence[FrozenFit], protocol: str) -> FrozenFit:
     """Return the grid point with the highest accuracy; of equal ones, the one with the lowest loss."""
-    return min(fits, key=lambda one: rank(one.heads[protocol].score))
+    return min((fit for fit in fits if protocol in fit.heads), key=lambda one: rank(one.heads[protocol].score))
 
 
 def train_again(
@@ -268,12 +300,13 @@ def train_again(
     watch: Watch = ignore_progress,
 ) -> dict[str, FrozenModel]:
     """Train the selected point of each protocol on training and validation images together."""
-    points, models = list(config.points()), {}
-    chosen = {protocol: select(fits, protocol) for protocol in protocols}
+    models, chosen = {}, {protocol: select(fits, protocol) for protocol in protocols}
+    pools = {name: replace(config.pool, **_values(config, fit, name)) for name, fit in chosen.items()}
+    latest = features.latest.key
     # The grid point that was prepared last comes first, and those of several protocols are prepared once.
-    for point in sorted({fit.point for fit in chosen.values()}, reverse=True):
-        prepared = prepare(config, points[point], features, protocols, watch)
-        for protocol in (protocol for protocol in protocols if chosen[protocol].point == point):
+    for pool in sorted(dict.fromkeys(pools.values()), key=lambda pool: isinstance(latest, tuple) and latest[0] != pool):
+        prepared = prepare(config, pool, features, protocols, watch)
+        for protocol in (protocol for protocol in protocols if pools[protocol] == pool):
             start, head, own = time.perf_counter(), chosen[protocol].heads[protocol], with_protocol(config, protocol)
             system, file = prepared.systems[protocol], _state_file(checkpoint, protocol)
             (found,) = system.fit(2, own.head, [head.penalty], config.seed, file)

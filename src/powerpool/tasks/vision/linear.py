@@ -87,6 +87,7 @@ def solve_ridge(
         watch: called with the number of penalties.
     """
     found: list[Tensor] = []
+    watch("penalties of the classifier", 0, len(penalties))
     for penalty in penalties:
         # No name here refers to a matrix, so that it is freed before the next one is made.
         solved = _solve_by_factor(make_matrix(), right, penalty)

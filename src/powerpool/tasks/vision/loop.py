@@ -24,9 +24,9 @@ from powerpool.data import ImageDataset, ImageSplit
 from powerpool.errors import PowerPoolError
 from powerpool.runs.folder import load_state, save_state
 from powerpool.tasks.base import Watch
-from powerpool.tasks.training import Event, choose_precision
+from powerpool.tasks.training import Event, balanced_weights, choose_precision
 from powerpool.tasks.vision.augmentation import RandomCrops, draw_batches, jitter, mix_seed
-from powerpool.tasks.vision.config import VisionConfig
+from powerpool.tasks.vision.config import FineTuningConfig, VisionConfig
 from powerpool.tasks.vision.extraction import CPU_BATCH, GPU_BATCH, choose_device
 from powerpool.tasks.vision.model import ImageClassifier
 
@@ -80,6 +80,15 @@ class Progress:
         named = {name: getattr(self, name) for name in ("train_loss", "validation_loss", "validation_value")}
         return {name: list(values) for name, values in named.items() if values}
 
+    def has_stalled(self, training: FineTuningConfig) -> bool:
+        """Whether the last epochs have not improved the validation score, as many as ``patience`` allows."""
+        best, patience = self.best, training.patience
+        return patience is not None and best is not None and self.epoch - int(best["epoch"]) >= patience
+
+    def is_finished(self, training: FineTuningConfig) -> bool:
+        """Whether all epochs are done, or the training has stopped early."""
+        return self.epoch >= training.epochs or self.has_stalled(training)
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -114,6 +123,10 @@ class Loop:
         if self.config.batch_norm and fabric.world_size > 1 and fabric.device.type == "cuda":
             nn.SyncBatchNorm.convert_sync_batchnorm(model)
         self.module, self.optimizer = fabric.setup(model, make_optimizer(model, plan.config))
+        self.class_weights: Tensor | None = None
+        if self.config.class_weights == "balanced":
+            weights = balanced_weights(plan.train.targets, model.classifier.out_features)
+            self.class_weights = weights.to(fabric.device)
         self.batches: list[Tensor] = []
         self.saved = self.started = time.monotonic()
 
@@ -121,7 +134,7 @@ class Loop:
         """Train to the end, from the checkpoint if there is one."""
         if self.plan.checkpoint.exists():
             self.load()
-        while self.progress.epoch < self.config.epochs:
+        while not self.progress.is_finished(self.config):
             self.train_epoch()
             self.finish_epoch()
 
@@ -156,7 +169,8 @@ class Loop:
             parts = self._parts(batch)
             for number, (images, targets) in enumerate(parts, 1):
                 with fabric.no_backward_sync(self.module, enabled=number < len(parts)):
-                    loss = nn.functional.cross_entropy(self.module(images).float(), targets, reduction="sum") / count
+                    logits = self.module(images).float()
+                    loss = nn.functional.cross_entropy(logits, targets, self.class_weights, reduction="sum") / count
                     fabric.backward(loss * fabric.world_size)  # gradients are averaged over processes
                 total += loss.detach()
         due = time.monotonic() - self.saved >= 60 * self.plan.minutes
@@ -240,7 +254,9 @@ class Loop:
             if self.plan.validation is not None:
                 text += f", validation {found['validation_value']:.2f} %, loss {found['validation_loss']:.4f}"
             print_note(text)
-        if self._sum(self.stop.is_set())[0] and progress.epoch < self.config.epochs:
+            if progress.best is not None and progress.has_stalled(self.config):
+                print_note(f"Stopped early: no epoch since {progress.best['epoch']} was better on validation images.")
+        if self._sum(self.stop.is_set())[0] and not progress.is_finished(self.config):
             raise Stopped
 
     @torch.no_grad()
@@ -309,7 +325,7 @@ class Loop:
 
 
 def make_optimizer(model: ImageClassifier, config: VisionConfig) -> torch.optim.Optimizer:
-    """RMSprop with one learning rate for the backbone and one for the rest."""
+    """RMSprop or AdamW, with one learning rate for the backbone and one for the rest."""
     training = config.training
     backbone = {id(parameter) for parameter in model.backbone.parameters()}
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -317,9 +333,10 @@ def make_optimizer(model: ImageClassifier, config: VisionConfig) -> torch.optim.
         {"params": [one for one in trained if id(one) in backbone], "first_lr": training.learning_rate},
         {"params": [one for one in trained if id(one) not in backbone], "first_lr": training.head_learning_rate},
     ]
-    return torch.optim.RMSprop(
-        [group for group in groups if group["params"]], alpha=training.smoothing, weight_decay=training.weight_decay
-    )
+    used, decay = [group for group in groups if group["params"]], training.weight_decay
+    if training.optimizer == "adamw":
+        return torch.optim.AdamW(used, weight_decay=decay)
+    return torch.optim.RMSprop(used, alpha=training.smoothing, weight_decay=decay)
 
 
 def make_fabric(plan: Plan, *, launched: bool) -> Fabric:

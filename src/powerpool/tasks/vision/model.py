@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from powerpool.curves import Curve
-from powerpool.errors import ShapeError
+from powerpool.errors import ArgumentError, ShapeError
 from powerpool.integrations.backbones import Backbone, patches
 from powerpool.nn import FirstOrderPool2d, SecondOrderPool2d
 from powerpool.nn.pools import SMALLEST
@@ -113,6 +113,15 @@ class SetPool(nn.Module):
         if self.method.order != "second":
             return Normalization(self.config.method, self.curve, is_first_order=True)
         return Normalization(self.config.method, self.curve, self.method.mode, self.config.beta, self.solver)
+
+
+def require_rectified(method: str, maps: Tensor, backbone: str) -> None:
+    """Refuse maps with negative entries where the curve of a method is not defined for them."""
+    if VISION_METHODS[method].norm.nonnegative and float(maps.min()) < 0:
+        raise ArgumentError(
+            f"pool.method {method} needs maps without negative entries, as after a ReLU (got {backbone}). Use a "
+            "spectral method or SOP+SigmE, or a backbone such as efficientnet-lite0/head."
+        )
 
 
 class ImageClassifier(nn.Module):

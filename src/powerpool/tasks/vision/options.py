@@ -15,7 +15,7 @@ from powerpool.files import read_json
 from powerpool.runs.config import RenamedFieldWarning, Setting
 from powerpool.runs.typed import Json, from_json
 from powerpool.tasks import options as base
-from powerpool.tasks.methods import VISION_METHODS
+from powerpool.tasks.methods import RECTIFIED_POOLS, VISION_METHODS
 from powerpool.tasks.options import read_layered, require_answer_file, require_distinct, take_fields
 from powerpool.tasks.vision.config import (
     PROTOCOLS,
@@ -144,7 +144,7 @@ class ReproduceOptions(base.ReproduceOptions):
 
     task: ClassVar[str] = "vision"
     default_data: ClassVar[str] = "digits"
-    methods: list[str] = field(default_factory=lambda: list(VISION_METHODS))
+    methods: list[str] = field(default_factory=lambda: [name for name in VISION_METHODS if name not in RECTIFIED_POOLS])
     mode: Mode | None = None
     backbone: str | None = None
     heads: list[Head] = field(default_factory=lambda: list(PROTOCOLS))

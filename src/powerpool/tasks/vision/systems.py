@@ -114,6 +114,7 @@ class Gram(System):
         super().__init__(samples)
         vectors = samples.vectors
         self.matrix = torch.empty(len(vectors), len(vectors), dtype=vectors.dtype)
+        samples.watch("products of images", 0, len(vectors))
         for rows, ones in vectors.blocks(samples.block):
             for columns, others in chain(vectors.blocks(samples.block, end=rows.start), [(rows, ones)]):
                 found = products(ones, others, vectors.dtype)
@@ -149,6 +150,7 @@ class Gram(System):
             for own, columns in zip(weight.split(COLUMNS, 1), rows.split(COLUMNS, 1), strict=True):
                 own += shares @ columns.to(vectors.dtype)
             mean += rows.sum(0, dtype=torch.float64) / count
+            self.samples.watch("images for the weights", part.stop, count)
         return self._for_vectors(weight, found.bias.double() - weight @ mean)
 
     def _centred(self, count: int) -> Tensor:  # shape: (count, count)

@@ -37,18 +37,30 @@ from powerpool.tasks.methods import VISION_METHODS, unused_settings
 from powerpool.tasks.pooling import FeatureSource, Samples
 from powerpool.tasks.predictions import Predictions
 from powerpool.tasks.training import announce_precision, choose_precision
-from powerpool.tasks.vision import frozen, tuned
-from powerpool.tasks.vision.config import PROTOCOLS, GridConfig, PoolConfig, VisionConfig, grid_names, grid_values
+from powerpool.tasks.vision import frozen, tuned, widening
+from powerpool.tasks.vision.config import (
+    PROTOCOLS,
+    FineTuningConfig,
+    GridConfig,
+    PoolConfig,
+    VisionConfig,
+    grid_names,
+    grid_values,
+)
 from powerpool.tasks.vision.extraction import SPLITS, Features, choose_device, extract, open_features, read_images
 from powerpool.tasks.vision.finetuning import FineTuned, is_first, require_joint_training
 from powerpool.tasks.vision.frozen import FrozenFit, FrozenModel
 from powerpool.tasks.vision.inference import TrainedModel, evaluate, feature_source, predict
 from powerpool.tasks.vision.linear import score, top_five
+from powerpool.tasks.vision.model import require_rectified
 from powerpool.tasks.vision.options import SCHEMA, EvaluateOptions, PredictOptions, ReproduceOptions
 from powerpool.tasks.vision.plan import with_memory_share
 from powerpool.tasks.vision.tuned import TunedModel
+from powerpool.tasks.vision.vectors import POOL_BATCH
 
 END_TO_END = "end-to-end"
+NEW_TRAINING = ("learning_rates", "optimizer", "class_weights", "patience")
+"""Settings of training that records of earlier versions do not have."""
 
 
 Data = Features | ImageSet
@@ -102,9 +114,12 @@ class VisionTask(SweepableTask[VisionConfig, Data, Fit, Model]):
         found = super().settings(config, data)
         found["pictures"] = {split: len(_targets(data, split)) for split in SPLITS}
         # Where they have their defaults, results are those of versions without these settings.
-        for group, name in ((found, "backbone_weights"), (found, "split_seed"), (found["training"], "learning_rates")):
-            if group[name] in (None, [], "pretrained"):
+        training = [(found["training"], name) for name in NEW_TRAINING]
+        for group, name in ((found, "backbone_weights"), (found, "split_seed"), *training):
+            if group[name] in (None, [], "pretrained", "rmsprop", "equal"):
                 del group[name]
+        if config.widen == 0:
+            del found["widen"]
         if isinstance(data, Features):
             # No result on frozen features depends on the settings of end-to-end training.
             kept = {name: value for name, value in found.items() if name not in ("training", "mode")}
@@ -124,6 +139,10 @@ class VisionTask(SweepableTask[VisionConfig, Data, Fit, Model]):
         count = len(list(config.points())) if config.mode == "frozen" else len(tuned.list_trainings(config))
         return [Unit(chain, point) for point in range(count)]
 
+    def further_unit(self, config: VisionConfig, chain: int, fits: Sequence[Fit], protocol: str) -> Unit | None:
+        points = [fit for fit in fits if isinstance(fit, FrozenFit)]
+        return frozen.further_unit(config, chain, points, protocol) if config.mode == "frozen" else None
+
     def with_protocol(self, config: VisionConfig, protocol: str) -> VisionConfig:
         return frozen.with_protocol(config, protocol)
 
@@ -138,7 +157,7 @@ class VisionTask(SweepableTask[VisionConfig, Data, Fit, Model]):
     ) -> Fit | None:
         if isinstance(data, ImageSet):
             return tuned.train(config, data, unit.point, checkpoint, watch)
-        return frozen.fit(config, unit.point, data, protocols, checkpoint, watch)
+        return frozen.fit(config, unit, data, protocols, checkpoint, watch)
 
     def select(self, fits: Sequence[Fit], protocol: str) -> Fit:
         points = [fit for fit in fits if isinstance(fit, FrozenFit)]
@@ -214,7 +233,7 @@ class VisionTask(SweepableTask[VisionConfig, Data, Fit, Model]):
         spectra = {model.pool: frozen.stored_spectrum(model.pool, data.maps("test")) for model in own.values()}
         found = {}
         for protocol, model in own.items():
-            heads = [point.heads[protocol] for point in points]
+            heads = [point.heads[protocol] for point in points if protocol in point.heads]
             found[protocol] = _measure(
                 logits[protocol],
                 data.labels("test"),
@@ -261,6 +280,7 @@ class VisionTask(SweepableTask[VisionConfig, Data, Fit, Model]):
 
     def check(self, config: VisionConfig, data: Data, chain: int) -> None:
         if isinstance(data, Features):
+            require_rectified(config.pool.method, data.maps("train")[:POOL_BATCH], config.backbone)
             for pool in config.points():
                 frozen.plan_head(config, frozen.make_pool(config, pool, data), data)
 
@@ -277,6 +297,8 @@ class VisionTask(SweepableTask[VisionConfig, Data, Fit, Model]):
         used = [f"grid.{name}" for name in varied if name in grid_names(pool.method)]
         if used and config.mode == END_TO_END and not config.training.warm_start:
             found.append(f"{', '.join(used)}: not used in mode end-to-end. Select settings with mode frozen.")
+        if config.training.optimizer == "adamw" and config.training.smoothing != FineTuningConfig.smoothing:
+            found.append("training.smoothing: not used by AdamW.")
         name, trained = self.identity(data).name, set(_targets(data, "train").tolist())
         unseen = [label for place, label in enumerate(data.classes) if place not in trained]
         if unseen:
@@ -286,6 +308,13 @@ class VisionTask(SweepableTask[VisionConfig, Data, Fit, Model]):
         if recipe in recipe_names() and read_recipe(recipe, VisionConfig).crops != config.crops:
             found.append(f"There is a recipe for {name} with the settings of the paper: --config {recipe}.")
         return found
+
+    def result_remarks(self, config: VisionConfig, protocol: str, result: SplitResult) -> list[str]:
+        if config.mode == END_TO_END:
+            return []
+        own, tried = self.with_protocol(config, protocol), [trial.settings for trial in result.trials]
+        remark = widening.describe(own, tried, result.chosen)
+        return [f"{config.pool.method}, {protocol}: {remark}"] if remark else []
 
     def plan(self, options: ReproduceOptions, watch: Watch) -> list[Row[VisionConfig, Data]]:
         rows: list[Row[VisionConfig, Data]] = []
@@ -302,6 +331,7 @@ class VisionTask(SweepableTask[VisionConfig, Data, Fit, Model]):
             for config in configs:
                 title, own = self.identity(data).name, {}
                 if isinstance(data, Features):
+                    require_rectified(config.pool.method, data.maps("train")[:POOL_BATCH], config.backbone)
                     own["solvers"] = frozen.solvers(config, data, protocols)
                 seeded = [replace(config, seed=seed, split_seed=split_seed) for seed in options.seeds] or [config]
                 method = config.pool.method

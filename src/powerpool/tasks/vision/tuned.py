@@ -14,13 +14,14 @@ from powerpool.data import ImageSet, check_images
 from powerpool.integrations.backbones import load_backbone
 from powerpool.runs.record import Score, Trial
 from powerpool.tasks.base import Watch
+from powerpool.tasks.methods import VISION_METHODS
 from powerpool.tasks.vision import frozen
 from powerpool.tasks.vision.config import VisionConfig
 from powerpool.tasks.vision.extraction import extract
 from powerpool.tasks.vision.finetuning import FineTuned, fine_tune
 from powerpool.tasks.vision.inference import TrainedModel
 from powerpool.tasks.vision.loop import CHECKPOINT, DivergedError
-from powerpool.tasks.vision.model import ImageClassifier
+from powerpool.tasks.vision.model import ImageClassifier, require_rectified
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,6 +65,10 @@ def train(
         network = frozen.train_network(config, features, checkpoint.with_name("warm-start"), watch)
     else:
         backbone = load_backbone(config.backbone, pretrained=config.pretrained, download=config.download)
+        if VISION_METHODS[config.pool.method].norm.nonnegative:
+            with torch.no_grad():  # zeros, as random numbers would change what the seed means
+                example = backbone(torch.zeros(1, 3, config.crops.size, config.crops.size))
+            require_rectified(config.pool.method, example, config.backbone)
         network = ImageClassifier(backbone, config.pool, len(images.classes))
     on_all = config.training.validation == "train"
     chosen = images["train"] + images["validation"] if on_all else images["train"]

@@ -14,7 +14,7 @@ from powerpool.tasks.vision.model import SetPool
 
 POOL_BATCH = 8
 """Images that are pooled at once."""
-KEEP_BLOCK = 256
+KEEP_BLOCK = 64
 """Images between two reports of progress."""
 ORIGIN_IMAGES = 64
 """Images whose mean is subtracted from all vectors."""
@@ -103,6 +103,7 @@ class Vectors:
 
     def _pool_all(self, watch: Watch) -> Tensor:
         found = torch.empty(len(self), self.width)
+        watch("pooled images", 0, len(self))
         for part, rows in self.blocks(KEEP_BLOCK):
             found[part] = rows
             watch("pooled images", part.stop, len(self))
