@@ -6,6 +6,7 @@
 
 PYTHON ?= python3
 JOBS   ?= 2
+KILLS  ?= 24
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
@@ -47,14 +48,14 @@ unit: $(STAMP) ## Tests and doctests, without the long trials
 	$(BIN)/pytest -n $(JOBS) $(ARGS)
 
 stress: $(STAMP) ## The long randomised trials, and runs of every task that are killed and resumed
-	$(BIN)/pytest -n $(JOBS) -m stress $(ARGS)
-	$(BIN)/python -m tests.stress.kills
+	$(BIN)/pytest -n $(JOBS) -m stress --junitxml=build/stress.xml $(ARGS)
+	$(BIN)/python -m tests.stress.kills --kills $(KILLS)
 
-# 20 times the examples of `make unit`, others each time; then a minute of atheris for each target, where it is installed.
+# 20 times the examples of `make unit` (POWERPOOL_FUZZ), others each time; then a minute of atheris for each target, where it is installed.
 fuzz: export OMP_NUM_THREADS ?= 1
 fuzz: export POWERPOOL_FUZZ ?= 20
 fuzz: $(STAMP) ## Damaged files of every kind, other ones each time, and a minute of atheris for each where it is installed
-	$(BIN)/pytest -n $(JOBS) --hypothesis-profile fresh tests/trust/test_fuzz.py $(ARGS)
+	$(BIN)/pytest -n $(JOBS) --hypothesis-profile fresh --junitxml=build/fuzz.xml tests/trust/test_fuzz.py $(ARGS)
 	$(BIN)/python -m tests.fuzz.with_atheris all -max_total_time=60
 
 # Environments take some gigabytes each. The record is committed for a release.

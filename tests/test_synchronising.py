@@ -147,7 +147,7 @@ READS: dict[str, Callable[[Tensor], Any]] = {
     "nonzero": lambda x: x.nonzero(),
     "equal": lambda x: torch.equal(x, x),
     "mask": lambda x: x[x > 0.5],
-    "assignment": lambda x: x.detach().clone().__setitem__(x > 0.5, 0.0),
+    "assignment": lambda x: x.detach().clone().index_put_((x[:, 0, 0] > -1,), x.detach()),
     "unique": lambda x: x.detach().unique(),
     "check=True": lambda x: pp.autocorrelation(x, check=True),
 }

@@ -24,6 +24,7 @@ TITLES = {
     "fewshot": "Few-shot learning",
     "fewshot-pretraining": "Few-shot learning, pre-training",
     "stress": "Killed and resumed",
+    "compat": "Tested versions",
 }
 """Titles of the reports in results, in the order of the menu; others follow by name."""
 RESULTS = ("*/README.md", "*/report.html", "*/*.json", "**/*.svg", "**/*.png")

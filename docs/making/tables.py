@@ -369,7 +369,27 @@ def tokens() -> str:
     return "\n\n".join(parts)
 
 
+def overview() -> str:
+    """Compare first order, second order and MaxExp(F) on its spectrum in every setting that has records."""
+    methods = ("FOP", "SOP", "SOP+SpecMaxExpF")
+    settings = [
+        ("Flower102, frozen CNN, ridge", found("vision", "flower102", "frozen"), methods),
+        ("Flower102, frozen CNN, softmax", found("vision", "flower102", "frozen-softmax"), methods),
+        ("digits, small ViT from scratch, 3 seeds", groups("vision-vit")[0], methods),
+        ("digits, small ConvNeXt from scratch, 3 seeds", groups("vision-convnext")[0], methods),
+        *((f"{data}, 10 folds", found("graph", data, "validation-only"), ("GIN0", *methods[1:])) for data in GRAPHS),
+    ]
+    rows = []
+    for title, group, names in settings:
+        test = compared(group, names[-1], names[0])
+        p_value = test.p_value if test.corrected_p_value is None else test.corrected_p_value
+        gain = escaped(f"{format_signed(test.difference)} ({format_p(p_value)})")
+        rows.append((title, *(f"{row(group, name).record.mean:.1f}" for name in names), gain))
+    return as_table(("data", "average", "second order", "with MaxExp", "gain over the average (p)"), rows)
+
+
 TABLES: dict[str, Callable[[], str]] = {
+    "overview": overview,
     "tokens": tokens,
     "pools": pools,
     "pool losses": pool_losses,

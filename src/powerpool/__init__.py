@@ -8,6 +8,7 @@ Features become a moment matrix, a curve is applied to its entries or its spectr
 True
 """
 
+from powerpool import _interrupt as _interrupt
 from powerpool import _renamed, curves, integrations, nn, solvers
 from powerpool.curves import FAHDP, HDP, AsinhE, Curve, Gamma, MaxExp, SigmE, SignedMaxExp
 from powerpool.functional import elementwise, first_order_pool, gram_factor, second_order_pool, spectral
@@ -15,7 +16,7 @@ from powerpool.moments import autocorrelation, segment_autocorrelation, spatial_
 from powerpool.solvers import GramFactor, SolverChoice, select_solver
 from powerpool.vectorize import from_vector, to_vector
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _renamed.install()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import importlib
 import os
+import platform
 import re
 import shlex
 import signal
@@ -17,7 +18,9 @@ from pathlib import Path
 from typing import ClassVar
 
 import pytest
+import torch
 
+import powerpool
 from powerpool.cli.main import COMMANDS, Command, main
 from powerpool.cli.options import FLAGS
 from powerpool.console import emit, print_line
@@ -40,7 +43,9 @@ def test_help_and_version(capsys):
     assert main(["train", "--help"]) == 0
     assert re.search(r"train graph .*train vision .*train fewshot ", capsys.readouterr().out, re.DOTALL)
     assert main(["--version"]) == 0
-    assert capsys.readouterr().out == f"powerpool {version('powerpool')}\n"
+    first, second = capsys.readouterr().out.splitlines()
+    assert first == f"powerpool {version('powerpool')}"
+    assert second.startswith(f"torch {torch.__version__}, Python {platform.python_version()}, ")
 
 
 @pytest.mark.parametrize(
@@ -275,15 +280,28 @@ def test_the_documentation_names_every_variable_and_the_default_limits():
         assert re.search(rf"`{limit_variable(name)}` .* \| {size} \|\n", page)
 
 
+# Sends SIGINT as soon as a module is being imported.
+INTERRUPT = """
+import os, signal, sys
+class Interrupt:
+    def find_spec(self, name, *_):
+        if name == {module!r}: os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Interrupt())
+"""
+
+
 def test_ctrl_c_during_the_import_is_one_line():
-    """Sent as soon as the package is being imported."""
-    script = (
-        "import _powerpool_main, os, signal, sys\n"
-        "class Interrupt:\n"
-        "    def find_spec(self, name, *_):\n"
-        "        if name == 'powerpool.cli': os.kill(os.getpid(), signal.SIGINT)\n"
-        "sys.meta_path.insert(0, Interrupt())\n"
-        "sys.exit(_powerpool_main.main())\n"
-    )
+    script = INTERRUPT.format(module="powerpool.cli") + "import _powerpool_main\nsys.exit(_powerpool_main.main())\n"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "powerpool: interrupted.\n")
+
+
+@pytest.mark.parametrize("module", ["torch", "powerpool.cli"])
+def test_ctrl_c_during_the_import_of_a_module_that_runs_is_one_line(module, tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(INTERRUPT.format(module=module))
+    paths = os.pathsep.join([str(tmp_path), str(Path(powerpool.__file__).parents[1])])
+    command = [sys.executable, "-m", "powerpool", "--version"]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=PATIENCE, check=False, env={**os.environ, "PYTHONPATH": paths}
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "powerpool: interrupted.\n")

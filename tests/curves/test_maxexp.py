@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from mpmath import log, mpf, sign
 
@@ -91,3 +92,13 @@ def test_is_the_probability_of_a_hit_in_eta_draws():
 def test_defaults():
     assert repr(pp.MaxExp()) == "MaxExp(eta=50)"
     assert repr(pp.SignedMaxExp()) == "SignedMaxExp(eta=50)"
+
+
+@pytest.mark.parametrize("eta", [1e10, 1e20, 1e29])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_huge_exponents_have_finite_derivatives(eta: float, dtype: torch.dtype) -> None:
+    p = torch.tensor([0.0, 1e-12, 1e-6, 0.1, 0.3, 0.7, 1.0], dtype=dtype)
+    for curve in (pp.MaxExp(eta), pp.MaxExp(torch.tensor(eta)), pp.FAHDP(1e-12, rounding="identity")):
+        assert curve.derivative(p).isfinite().all()
+        assert curve.derivative(p)[2:].abs().max() == 0
+        assert curve.divided_difference(p, p.flip(0)).isfinite().all()

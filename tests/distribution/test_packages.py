@@ -1,11 +1,13 @@
 """The sdist and the wheel: built, looked into, and installed into an environment that has torch and nothing else."""
 
 import os
+import re
 import subprocess
 import sys
 import tarfile
 import venv
 import zipfile
+from email import message_from_string
 from importlib import metadata
 from pathlib import Path
 
@@ -82,7 +84,7 @@ def test_smoke_with_core_dependencies_only(core):
 
 
 def test_the_command_says_its_version_and_what_to_install(core):
-    assert run(core / "powerpool", "--version").stdout.split()[-1] == powerpool.__version__
+    assert run(core / "powerpool", "--version").stdout.split()[1] == powerpool.__version__
     done = run(core / "powerpool", "demo")
     assert done.returncode == 1
     assert "pip install" in done.stderr
@@ -101,10 +103,32 @@ def test_the_wheel_holds_the_package_and_nothing_else(built):
 def test_the_sdist_holds_what_a_reader_and_a_packager_need(built):
     with tarfile.open(built / f"{NAME}.tar.gz") as sdist:
         names = {name.removeprefix(f"{NAME}/") for name in sdist.getnames()}
-    needed = {"README.md", "LICENSE", "CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md", "pyproject.toml", "Makefile"}
+    needed = {
+        "README.md",
+        "SECURITY.md",
+        "LICENSE",
+        "CHANGELOG.md",
+        "CITATION.cff",
+        "CONTRIBUTING.md",
+        "pyproject.toml",
+        "Makefile",
+    }
     needed |= {"constraints.txt", "mkdocs.yml", "docs/numerics.md", "tests/distribution/smoke.py"}
     assert needed | {"results/graph/README.md", "results/graph/MUTAG/GIN0.json"} <= names  # docs and tests read them
     assert not [name for name in names if name.startswith((".venv", "runs/", "site/"))]
+
+
+def test_the_long_description_has_no_link_into_the_repository(built):
+    with zipfile.ZipFile(built / f"{NAME}-py3-none-any.whl") as wheel:
+        described = message_from_string(wheel.read(f"{NAME}.dist-info/METADATA").decode())
+    assert described["Description-Content-Type"] == "text/markdown"
+    text = described.get_payload()
+    assert text.startswith("# powerpool\n")
+    assert "| ridge regression |" in text
+    links = re.findall(r"\]\(([^)]*)\)", text)
+    assert links
+    assert [link for link in links if not link.startswith("https://")] == []
+    assert "<!--" not in text
 
 
 def test_the_version_is_the_same_everywhere():

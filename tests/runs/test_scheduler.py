@@ -24,7 +24,7 @@ from powerpool.runs import scheduler
 from powerpool.runs.scheduler import UnexpectedUnitError, UnitError, WorkUnit, run_units
 from tests.runs.threads import Threads
 
-PATIENCE = 60
+PATIENCE = 240
 RESULTS = [{"number": number, "square": number**2} for number in range(6)]
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.stress import cases
+from tests.stress import cases, trials
 from tests.stress.conftest import SHORT
 from tests.stress.kills import (
     RECORD,
@@ -117,6 +117,21 @@ def test_a_command_that_fails_is_no_result(tmp_path):
         finish(place)
 
 
+def test_trials_are_counted_from_the_report(tmp_path):
+    report = tmp_path / "fuzz.xml"
+    report.write_text(
+        "<testsuites><testsuite>"
+        '<testcase classname="t" name="test_only_errors_of_powerpool_are_raised[lists]" time="1.6"/>'
+        '<testcase classname="t" name="bad" time="1"><failure/></testcase>'
+        '<testcase classname="t" name="left" time="0"><skipped/></testcase>'
+        "</testsuite></testsuites>"
+    )
+    found = trials.count(report, times=5)
+    assert found == {"name": "fuzz", "tests": 2, "skipped": 1, "failed": ["t::bad"], "examples": 600, "seconds": 3}
+    text = trials.section({"trials": [found], "times": 5, "commit": "abcdefghi"})
+    assert "| `make fuzz` | 2 | 1 | 600 | 1 | 3 |" in text
+
+
 # ---- the record of the project ---------------------------------------------------------------------------------------
 
 
@@ -137,4 +152,6 @@ def test_the_published_record_has_at_least_twenty_kills_of_trainings_and_no_prob
     assert problems(record) == []
     assert record["environment"]["dirty"] is False
     assert not re.search(r"/(root|home|work|tmp)\b", text)
-    assert (PUBLISHED / TABLE).read_text() == table(record)
+    others = json.loads((PUBLISHED / trials.RECORD).read_text())
+    assert (PUBLISHED / TABLE).read_text() == table(record) + trials.section(others)
+    assert {one["name"]: one["failed"] for one in others["trials"]} == {"stress": [], "fuzz": []}

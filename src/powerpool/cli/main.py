@@ -13,6 +13,7 @@ import contextlib
 import errno
 import importlib
 import os
+import platform
 import select
 import signal
 import sys
@@ -24,6 +25,8 @@ import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import torch
 
 from powerpool import __version__
 from powerpool.cli.options import FLAGS, PRINT, OptionError, help_text, parse, split_options, take_flags
@@ -196,7 +199,7 @@ def _run_without_command(name: str, rest: Sequence[str]) -> int:
         tasks = [command for command in COMMANDS if command.startswith(f"{name} ")]
         sys.stdout.write(f"usage: powerpool {name} TASK [options]\n\n{_list_commands(tasks)}\n")
     elif not name and word == "--version":
-        sys.stdout.write(f"powerpool {__version__}\n")
+        sys.stdout.write(f"powerpool {__version__}\n{_versions()}\n")
     elif name:
         tasks = [command.split()[1] for command in COMMANDS if command.startswith(f"{name} ")]
         problem = "The task is missing." if word[:1] in ("", "-") else f"There is no task {shorten(word)!r}."
@@ -206,6 +209,11 @@ def _run_without_command(name: str, rest: Sequence[str]) -> int:
         near = did_you_mean(word, [known.split()[0] for known in COMMANDS])
         raise OptionError(f"There is no {kind} {shorten(word)!r}.{near} 'powerpool --help' lists all commands.")
     return 0
+
+
+def _versions() -> str:
+    """What a bug report names beside the version: torch, Python and the system."""
+    return f"torch {torch.__version__}, Python {platform.python_version()}, {platform.platform()}"
 
 
 def options_of(command: Command) -> Any:

@@ -19,10 +19,11 @@ LOG2_E = 1 / math.log(2)
 def complement_power(d: Tensor, exponent: Parameter) -> Tensor:
     r"""Compute :math:`(1-d)^e` for :math:`0 \le d \le 1` to an ulp or two, however small the result."""
     # exp(e log1p(-d)) has an error of e log(1-d) ulps, and its derivative is NaN at d = 1. The part that 1 - d rounds
-    # away is known exactly and is restored as a factor.
+    # away is known exactly and is restored as a factor. It is finite: where it would overflow, the power is 0.
     rest = 1 - d
     lost = (1 - rest) - d
-    return torch.pow(rest, exponent) * torch.exp(exponent * safe_divide(lost, rest))
+    largest = math.log(torch.finfo(d.dtype).max) - 1
+    return torch.pow(rest, exponent) * torch.exp((exponent * safe_divide(lost, rest)).clamp(max=largest))
 
 
 def write_complement_power(d: Tensor, exponent: float, out: Tensor, scale: float = 1.0) -> float:
