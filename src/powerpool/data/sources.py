@@ -272,7 +272,7 @@ def list_place(
         images = arrange(tree.names, read, source, nested=nested, table=place.table)
     remarks = describe_left_out(images, tree, place.table)
     if remarks and strict:
-        raise DataError(f"{source}: {' '.join(remarks)} Move them away, or allow to skip them without strict.")
+        raise DataError(f"{source}: {' '.join(remarks)} Move them away, or drop --strict.")
     names = [image.file for image in images]
     sources: dict[str, ImageSource] = {name: str(tree.folder / name) for name in names}
     return Listing(source, images, sources, tree.hashes or hash_files(tree.folder, names), remarks=remarks)
