@@ -361,8 +361,8 @@ def with_precision(config: VisionConfig) -> VisionConfig:
 
 def _changed_training(config: VisionConfig) -> list[str]:
     """Return the settings of end-to-end training that are not the default; none if a recipe has the same."""
-    default = FineTuningConfig()
-    changed = {f"training.{name}": value for name, value in vars(config.training).items() if value != vars(default)[name]}
+    given, default = vars(config.training), vars(FineTuningConfig())
+    changed = {f"training.{name}": value for name, value in given.items() if value != default[name]}
     for recipe in recipe_names() if changed else []:
         shipped = read_settings(recipe, VisionConfig) if recipe.startswith("vision/") else {}
         if changed.items() <= {name: setting.value for name, setting in shipped.items()}.items():
