@@ -41,7 +41,8 @@ def fast_maxexp(eta: float) -> Curve:
     curve = MaxExp(eta)
     if curve.integer_power() is None:
         raise ArgumentError(
-            f"the fast form needs an integer eta up to {LARGEST_POWER:,} (got {eta:,}). Use the method without the final F."
+            f"the fast form needs an integer eta up to {LARGEST_POWER:,} (got {eta:,}). Use the method "
+            "without the final F."
         )
     return curve
 

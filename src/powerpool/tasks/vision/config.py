@@ -359,11 +359,6 @@ class VisionConfig:
         return {"widen": 0} if settings.get("mode") == "frozen" or settings.get("training.warm_start") else {}
 
     @property
-    def selects(self) -> bool:
-        """Whether settings are selected on frozen features, by ranges that may widen."""
-        return self.mode == "frozen" or self.training.warm_start
-
-    @property
     def pretrained(self) -> bool:
         """Whether the backbone starts from its weights."""
         return self.backbone_weights == "pretrained"

@@ -117,7 +117,8 @@ class VisionTask(SweepableTask[VisionConfig, Data, Fit, Model]):
         for group, name in ((found, "backbone_weights"), (found, "split_seed"), *training):
             if group[name] in (None, [], "pretrained", "rmsprop", "equal"):
                 del group[name]
-        if config.widen == 0 or not config.selects:
+        is_selected = config.mode == "frozen" or config.training.warm_start
+        if config.widen == 0 or not is_selected:
             del found["widen"]
         if isinstance(data, Features):
             # No result on frozen features depends on the settings of end-to-end training.
