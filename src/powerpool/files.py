@@ -256,8 +256,8 @@ def pickle_operations(data: bytes) -> Iterator[tuple[str, Any]]:
         ValueError: it is damaged, or its memo, an array in :class:`pickle.Unpickler`, would be longer than the pickle.
     """
     for operation, argument, _ in pickletools.genops(data):
-        if operation.name in ("PUT", "BINPUT", "LONG_BINPUT") and argument > len(data):
-            raise ValueError(f"its memo would have more than {argument:,} entries, and the pickle has {len(data):,} bytes")
+        if operation.name in ("PUT", "BINPUT", "LONG_BINPUT") and (argument or 0) > len(data):
+            raise ValueError(f"its pickle of {len(data):,} bytes asks for a memo of {argument:,} entries")
         yield operation.name, argument
 
 

@@ -100,7 +100,7 @@ def find_shards(path: Path) -> FileTree | None:
     if missing := [str(shard) for shard in found if not shard.is_file()]:
         raise MissingDataError(f"{len(missing)} of {len(found)} shards were not found: {join_some(missing, 3)}.")
     folder = Path(os.path.commonpath([shard.parent for shard in found]))
-    if folder.name.lower() in SPLITS:  # val/0000.tar has a split with or without other shards
+    if folder.name.lower() in SPLITS:  # val/0000.tar has a split also without other shards
         folder = folder.parent
     return FileTree(folder, sorted(shard.relative_to(folder).as_posix() for shard in found))
 
@@ -215,7 +215,7 @@ def _scan(shard: Path, limits: Limits) -> Iterator[Entry]:
     for key, (name, member, digest) in images.items():
         if not classes.get(key):
             raise DataError(
-                f"{key}.{CLASS} in {shard}, with the class of {name} as a number or a name, is missing or empty. Add it "
+                f"{key}.{CLASS} in {shard}, the class of {name} as a number or a name, is missing or empty. Add it "
                 "(classes in other files, such as .json, are not read), or unpack a tar of class folders."
             )
         yield Entry(name, classes[key], member.offset, member.size, digest)
