@@ -96,7 +96,7 @@ def list_folder(folder: Path) -> FileTree:
         if not inside and not folders:
             empty.append(own)
         found += inside
-    return FileTree(folder, sorted(found), empty=tuple(empty), repeated=tuple(repeated))
+    return FileTree(folder, sorted(found), empty=tuple(sorted(empty)), repeated=tuple(sorted(repeated)))
 
 
 def is_ignored(part: str) -> bool:
