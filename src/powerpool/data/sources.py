@@ -271,7 +271,7 @@ def list_place(
         images = arrange(tree.names, read, source, nested=nested, table=place.table)
     remarks = describe_left_out(images, tree, place.table)
     if remarks and strict:
-        raise DataError(f"{source}: {' '.join(remarks)} Move them away, or allow to skip them without strict.")
+        raise DataError(f"{source}: {' '.join(remarks)} Move them away, or drop --strict.")
     if shards:
         return Listing(source, *shards, classes=shards.classes, remarks=remarks)
     sources: dict[str, ImageSource] = {image.file: str(tree.folder / image.file) for image in images}

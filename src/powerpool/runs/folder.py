@@ -29,7 +29,7 @@ from powerpool.console import print_note
 from powerpool.curves.base import EXTRA_STATE
 from powerpool.errors import PowerPoolError, RecordError, StateError, shown
 from powerpool.files import atomic, read_json, read_tensors, require_writable, write_json, write_text
-from powerpool.runs.config import RecipeError, read_recipe, to_yaml
+from powerpool.runs.config import RecipeError, Setting, make_config, read_settings, to_yaml
 from powerpool.runs.typed import Json, from_json, to_json
 
 CONFIG, DATA, RECORD, EVALUATION = "config.yaml", "data.json", "record.json", "evaluation.json"
@@ -74,8 +74,11 @@ def open_run(folder: Path, config: Any, data: DataIdentity, *, task: str, overwr
         for name in (CHECKPOINTS, *OLD_CHECKPOINTS):
             shutil.rmtree(folder / name, ignore_errors=True)
     elif file.exists():
-        if _read_config(file, type(config)) != config:
-            raise RecordError(f"{folder} contains a run with other settings (see {file}). {remedy}")
+        found = _read_config(file, type(config))
+        if found != config:
+            others = [name for name, value in vars(config).items() if found and getattr(found, name) != value]
+            named = f": {', '.join(others)}" if others else ""
+            raise RecordError(f"{folder} contains a run with other settings{named} (see {file}). {remedy}")
         if not is_data_of(folder, data.digest):
             raise RecordError(f"{folder} contains this run, but {data.name} has changed since. {remedy}")
         if (folder / RECORD).exists():
@@ -92,8 +95,12 @@ def open_run(folder: Path, config: Any, data: DataIdentity, *, task: str, overwr
 
 
 def _read_config(file: Path, kind: type[Any]) -> Any:
+    """Return the settings of a run; those that it was started without are what ``kind.complete`` returns for them."""
     try:
-        return read_recipe(file, kind)
+        settings = read_settings(file, kind)
+        given = {name: setting.value for name, setting in settings.items()}
+        missing = kind.complete(given) if hasattr(kind, "complete") else {}
+        return make_config(kind, {name: Setting(value) for name, value in missing.items()} | settings)
     except RecipeError:  # the settings of another kind of run
         return None
 

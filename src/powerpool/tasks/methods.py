@@ -14,6 +14,7 @@ from itertools import product
 from typing import Any, Literal
 
 from powerpool.curves import FAHDP, HDP, AsinhE, Curve, Gamma, MaxExp, SigmE
+from powerpool.curves.base import LARGEST_POWER
 from powerpool.errors import ArgumentError, PowerPoolError
 from powerpool.functional import Mode
 from powerpool.moments import spatial_coordinates
@@ -36,10 +37,13 @@ class PowerNorm:
 
 
 def fast_maxexp(eta: float) -> Curve:
-    """Return MaxExp for its fast form, which uses matrix products only and needs an integer eta."""
+    """Return MaxExp for its fast form, which uses matrix products only and needs an integer eta up to 2^20."""
     curve = MaxExp(eta)
     if curve.integer_power() is None:
-        raise ArgumentError(f"the fast form needs an integer eta (got {eta}). Use the method without the final F.")
+        raise ArgumentError(
+            f"the fast form needs an integer eta up to {LARGEST_POWER:,} (got {eta:,}). Use the method "
+            "without the final F."
+        )
     return curve
 
 

@@ -58,9 +58,12 @@ def has_native_bfloat16(device: str) -> bool:
 
 
 def balanced_weights(targets: Tensor, classes: int) -> Tensor:  # shape: (n,) -> (classes,)
-    """Return weights inverse to the frequency of each class, as ``class_weight="balanced"`` in scikit-learn."""
+    """Return weights inverse to the frequency of each class, as ``class_weight="balanced"`` in scikit-learn.
+
+    A class without targets has no part in any loss, so its weight is arbitrary.
+    """
     counts = targets.bincount(minlength=classes)
-    return len(targets) / (classes * counts.clamp(min=1))
+    return len(targets) / ((counts > 0).sum() * counts.clamp(min=1))
 
 
 def choose_precision(device: str) -> Literal["32-true", "bf16-mixed"]:

@@ -43,6 +43,7 @@ def test_balanced_weights() -> None:
     weights = balanced_weights(targets, 3)
     expected = compute_class_weight("balanced", classes=targets.unique().numpy(), y=targets.numpy())
     assert_close(weights.double(), torch.tensor(expected), rtol=1e-6, atol=0)
+    assert_close(balanced_weights(targets, 5)[:3], weights)  # two classes without targets
     outputs = torch.randn(6, 3, generator=torch.Generator().manual_seed(0))
     loss = Objective(weights=weights).loss(outputs, targets)
     own = torch.nn.functional.cross_entropy(outputs, targets, reduction="none")

@@ -7,12 +7,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from powerpool.errors import ShapeError
+from powerpool.errors import ArgumentError, ShapeError
 from powerpool.functional import second_order_pool
 from powerpool.moments.coordinates import spatial_coordinates
 from powerpool.tasks.methods import VISION_METHODS
 from powerpool.tasks.vision.config import PoolConfig
-from powerpool.tasks.vision.model import ImageClassifier, SetPool
+from powerpool.tasks.vision.model import ImageClassifier, SetPool, require_rectified
 from powerpool.vectorize import to_vector
 from tests.tasks.vision.samples import CHANNELS, HEAD_CHANNELS, tiny_backbone
 
@@ -153,3 +153,12 @@ def test_a_classifier_computes_logits_from_bytes(method):
 def test_a_new_classifier_returns_zeros():
     model = ImageClassifier(tiny_backbone(), PoolConfig("SOP"), classes=4)
     assert torch.equal(model(torch.rand(2, 1, 3, 32, 32)), torch.zeros(2, 4))
+
+
+def test_negative_entries_are_found_in_images_of_any_class():
+    given = maps(shape=(60, 1, 2, 2, 2))
+    require_rectified("SOP+MaxExp", given, "tiny")
+    given[40:, :, 1] *= -1  # the last of three classes
+    require_rectified("SOP", given, "tiny")
+    with pytest.raises(ArgumentError, match="SOP\\+MaxExp"):
+        require_rectified("SOP+MaxExp", given, "tiny")

@@ -182,7 +182,7 @@ def test_ranges_that_were_widened_are_printed_and_their_trials_are_in_the_record
     recipe.write_text("crops: {size: 32, count: 2, resize: 32}\nhead: {ridge_penalty: [0.001, 0.002]}\n")
     words = ["--recipe", recipe, "--data", textures, "--methods", "SOP", "--heads", "ridge", "--out", tmp_path / "out"]
     assert main(["reproduce", "vision", "--jobs", "1", "--workers", "0", *map(str, words)]) == 0
-    assert "stripes, SOP, frozen: Ranges widened: penalty 0.001 to 0.002 by" in capsys.readouterr().err
+    assert "stripes, SOP, frozen: Ranges widened: penalty 0.001 to 0.002, added" in capsys.readouterr().err
     (record,) = read_records(tmp_path / "out")
     assert record.config["widen"] == 3
     assert 2 < len(record.results[0].trials) <= 5

@@ -16,8 +16,10 @@ import torch
 from powerpool import console
 from powerpool.cli.main import main
 from powerpool.data import list_images, load_images
+from powerpool.errors import RecordError
 from powerpool.integrations.backbones import load_backbone
-from powerpool.runs.folder import CHECKPOINTS, MODEL
+from powerpool.runs.config import read_recipe
+from powerpool.runs.folder import CHECKPOINTS, CONFIG, MODEL, open_run
 from powerpool.runs.record import RunRecord
 from powerpool.tasks.vision import extraction, frozen, linear, plan, tuned
 from powerpool.tasks.vision.config import FineTuningConfig, VisionConfig
@@ -196,9 +198,11 @@ def test_remarks_name_unused_settings_and_skipped_images(tmp_path, capsys):
     bad = load_images(own)["train"].names[0]
     (own / bad).write_bytes(b"no image")
     words = ["--pool.method", "FOP", "--pool.eta", "7", "--grid.gamma", "0.2", "0.3", "--corrupt", "skip"]
+    words += ["--training.optimizer", "adamw", "--training.patience", "1"]
     assert train(tmp_path / "run", "--data", own, *words) == 0
     printed = capsys.readouterr().err
     assert "pool.eta, grid.gamma" in printed
+    assert "training.optimizer, training.patience: not used in mode frozen" in printed
     assert bad in printed
     recorded = RunRecord.read(tmp_path / "run" / "record.json").config["pictures"]
     assert recorded == {name: len(split) - (name == "train") for name, split in load_images(own).splits.items()}
@@ -258,7 +262,7 @@ def test_a_finished_run_is_neither_repeated_nor_overwritten_unless_requested(tex
 def test_a_stopped_grid_is_resumed(textures, tmp_path, monkeypatch, capsys):
     words = ["--data", textures, "--grid.eta", "2", "5", "9", "--widen", "2"]
     assert train(tmp_path / "whole", *words) == 0
-    assert "Ranges widened: eta 2 to 9 by 16, 28" in capsys.readouterr().err
+    assert "Ranges widened: eta 2 to 9, added 16, 28" in capsys.readouterr().err
     tried, validate = [], frozen.validate
 
     def stop(config, unit, *rest):
@@ -410,13 +414,42 @@ def test_what_cannot_be_tested_or_predicted_is_refused_in_one_line(trained, text
     assert named in refusal(capsys, *(places.get(word, word) for word in words))
 
 
+def test_a_recipe_with_settings_of_training_needs_no_remark():
+    quick, none = read_recipe("vision/quick", VisionConfig), load_images("digits")
+    assert not any("mode frozen" in remark for remark in TASK.remarks(quick, none))
+    longer = replace(quick, training=replace(quick.training, epochs=7))
+    assert any("training.epochs" in remark for remark in TASK.remarks(longer, none))
+
+
 @pytest.mark.usefixtures("tiny")
-def test_new_settings_of_training_are_part_of_a_key_only_if_they_are_not_the_default(textures):
-    images, config = load_images(textures), small_config(textures, mode="end-to-end")
+def test_keys_of_end_to_end_training_are_those_of_earlier_versions_where_new_settings_have_their_defaults(textures):
+    images, config = load_images(textures), replace(small_config(textures, mode="end-to-end"), widen=3)
+    found = TASK.settings(config, images)
+    old = json.loads(Path(__file__).with_name("end_to_end_key.json").read_text())
+    assert found == {**old, **{name: found[name] for name in ("data_digest", "backbone_digest")}}
     new = {"optimizer": "adamw", "class_weights": "balanced", "patience": 3}
-    assert not new.keys() & TASK.settings(config, images)["training"].keys()
     changed = replace(config, training=FineTuningConfig(**new))
-    assert new.items() <= TASK.settings(changed, images)["training"].items()
+    assert TASK.settings(changed, images)["training"] == {**found["training"], **new}
+    warm = replace(config, training=FineTuningConfig(warm_start=True, validation="train"))
+    assert TASK.settings(warm, images)["widen"] == 3
+
+
+@pytest.mark.usefixtures("shared_cache")
+@pytest.mark.parametrize("mode", ["frozen", "end-to-end"])
+def test_a_run_that_was_started_before_ranges_could_widen_has_fixed_ones(textures, tmp_path, capsys, mode):
+    config = replace(small_config(textures), mode=mode)
+    identity = TASK.identity(load_images(textures))
+    open_run(tmp_path, config, identity, task="vision")
+    file = tmp_path / CONFIG
+    file.write_text(file.read_text().replace("widen: 0\n", ""))
+    if mode == "frozen":
+        with pytest.raises(RecordError, match="other settings: widen"):
+            open_run(tmp_path, replace(config, widen=3), identity, task="vision")
+        open_run(tmp_path, config, identity, task="vision")
+        assert "widen: 0" in file.read_text()
+    else:  # where nothing widens
+        open_run(tmp_path, replace(config, widen=3), identity, task="vision")
+    assert "Resuming" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("mode", ["frozen", "end-to-end"])
@@ -427,6 +460,6 @@ def test_curves_for_rectified_maps_refuse_others(textures, tmp_path, monkeypatch
     assert run(*words, "--training.epochs", "1", "--training.crops", "1", "--out", tmp_path / "rectified") == 0
     for module in (extraction, frozen, tuned):
         monkeypatch.setattr(
-            module, "load_backbone", lambda name, **_: load_backbone(torch.nn.Conv2d(3, 6, 3, stride=4))
+            module, "load_backbone", lambda name, **_: load_backbone(torch.nn.Conv2d(3, 6, 3, stride=4, bias=False))
         )
     assert "SOP+MaxExp" in refusal(capsys, *words, "--out", tmp_path / "linear")

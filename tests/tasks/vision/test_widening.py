@@ -78,6 +78,15 @@ def test_a_range_grows_until_its_best_value_has_neighbours(monkeypatch, textures
     assert grow(monkeypatch, replace(config, widen=0), {"eta": 1000}) == []
 
 
+def test_a_range_grows_no_further_than_the_method_allows(monkeypatch, textures):
+    config = small_config(textures, grid=GridConfig(eta=[100, 50_000]), widen=3)
+    assert grow(monkeypatch, config, {"eta": 1e9}) == []
+    slow = replace(config, pool=replace(config.pool, method="SOP+SC+SpecMaxExp"))
+    assert len(grow(monkeypatch, slow, {"eta": 1e20})) == 3
+    with pytest.raises(ArgumentError, match="1,048,576"):
+        PoolConfig("SOP+SpecMaxExpF", eta=2e6)
+
+
 def test_several_ranges_grow_along_the_selected_values_and_shares_and_counts_do_not(monkeypatch, textures):
     grid = GridConfig(eta=[5, 10], beta=[0.0, 0.5], pivots=[3, 4], alpha=[0.1, 0.2])
     config = small_config(textures, grid=grid, widen=2)
@@ -111,7 +120,7 @@ def test_every_trial_is_in_the_result_and_each_protocol_is_selected_as_if_alone(
         assert [trial.loss for trial in found.heads["frozen"].trials] == pytest.approx([one.loss for one in own])
         assert 2 <= len(own) <= 4
     (remark,) = TASK.result_remarks(config, "frozen", ridge)
-    assert "penalty 0.001 to 0.002 by" in remark
+    assert "penalty 0.001 to 0.002, added" in remark
 
 
 def test_results_of_fixed_ranges_are_stored_under_the_keys_of_earlier_versions(textures, features):

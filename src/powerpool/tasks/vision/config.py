@@ -133,7 +133,7 @@ class FineTuningConfig:
         head_learning_rate: of the pool and the classifier
         learning_rates: values of learning_rate to select from by validation, with a training for each;
             head_learning_rate changes by the same factor
-        optimizer: rmsprop or adamw
+        optimizer: rmsprop or adamw, which with weight_decay 0 is Adam
         smoothing: of the moving average of RMSprop; AdamW has its usual averages, 0.9 and 0.999
         decay_every: epochs between two reductions of the learning rates
         decay_factor: what the learning rates are multiplied by
@@ -352,6 +352,11 @@ class VisionConfig:
             "crops.resize": found.resize,
             "crops.interpolation": found.interpolation,
         }
+
+    @classmethod
+    def complete(cls, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what the settings of a run stand for that was started before ranges could widen."""
+        return {"widen": 0} if settings.get("mode") == "frozen" or settings.get("training.warm_start") else {}
 
     @property
     def pretrained(self) -> bool:

@@ -92,7 +92,7 @@ class VisionEvaluation(Evaluation):
         counts = self.counts
         return {
             "images": self.images,
-            "pictures": self.images,  # as in version 0.1
+            "pictures": self.images.replace(" images of ", " pictures of ", 1),  # as in version 0.1
             "top1": self.top1,
             "top5": self.top5,
             "loss": self.loss,

@@ -328,7 +328,7 @@ def _describe_stop(plan: Plan) -> str:
     if not plan.checkpoint.exists():
         return "There is no checkpoint yet, so the same command starts anew."
     done = _read_progress(plan)
-    batches = f" and {done.position} batches" if done.position else ""
+    batches = f" and {done.position} {'batch' if done.position == 1 else 'batches'}" if done.position else ""
     return (
         f"Stopped after {done.epoch} of {plan.config.training.epochs} epochs{batches}. The same command resumes from "
         f"{plan.checkpoint}."

@@ -189,7 +189,7 @@ def evaluate(options: EvaluateOptions, watch: Watch) -> VisionEvaluation:
         root = options.data_root if config is None else config.data_root
         images = load_images(options.data, root, download=options.download, splits=WHOLE)
         tested = _with_classes_of(model, images, options.split)
-        which = f"{options.split or 'all'} pictures of {images.name}"
+        which = f"{options.split or 'all'} images of {images.name}"
     elif config is None:
         raise ArgumentError(
             f"{options.run} has the format of transformers, which does not name the images that the model was trained "
@@ -203,7 +203,7 @@ def evaluate(options: EvaluateOptions, watch: Watch) -> VisionEvaluation:
                 "to test with --data."
             )
         split = options.split or "test"
-        tested, which = images[split], f"{split} pictures of {images.name}"
+        tested, which = images[split], f"{split} images of {images.name}"
     if options.corrupt == "skip":
         tested, skipped = check_images(tested, "skip")
         which += f", {len(skipped)} unreadable ones skipped" if skipped else ""

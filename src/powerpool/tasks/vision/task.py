@@ -18,7 +18,7 @@ from powerpool.console import print_note
 from powerpool.data import ImageSet
 from powerpool.data.sources import is_at_path
 from powerpool.errors import ArgumentError
-from powerpool.runs.config import read_recipe, recipe_names
+from powerpool.runs.config import read_recipe, read_settings, recipe_names
 from powerpool.runs.folder import DataIdentity, require_same_data
 from powerpool.runs.record import Confusion, Spectrum, SplitResult, Trial, pack_bits
 from powerpool.runs.typed import Json
@@ -56,7 +56,6 @@ from powerpool.tasks.vision.model import require_rectified
 from powerpool.tasks.vision.options import SCHEMA, EvaluateOptions, PredictOptions, ReproduceOptions
 from powerpool.tasks.vision.plan import with_memory_share
 from powerpool.tasks.vision.tuned import TunedModel
-from powerpool.tasks.vision.vectors import POOL_BATCH
 
 END_TO_END = "end-to-end"
 NEW_TRAINING = ("learning_rates", "optimizer", "class_weights", "patience")
@@ -118,7 +117,8 @@ class VisionTask(SweepableTask[VisionConfig, Data, Fit, Model]):
         for group, name in ((found, "backbone_weights"), (found, "split_seed"), *training):
             if group[name] in (None, [], "pretrained", "rmsprop", "equal"):
                 del group[name]
-        if config.widen == 0:
+        is_selected = config.mode == "frozen" or config.training.warm_start
+        if config.widen == 0 or not is_selected:
             del found["widen"]
         if isinstance(data, Features):
             # No result on frozen features depends on the settings of end-to-end training.
@@ -280,7 +280,7 @@ class VisionTask(SweepableTask[VisionConfig, Data, Fit, Model]):
 
     def check(self, config: VisionConfig, data: Data, chain: int) -> None:
         if isinstance(data, Features):
-            require_rectified(config.pool.method, data.maps("train")[:POOL_BATCH], config.backbone)
+            require_rectified(config.pool.method, data.maps("train"), config.backbone)
             for pool in config.points():
                 frozen.plan_head(config, frozen.make_pool(config, pool, data), data)
 
@@ -297,7 +297,9 @@ class VisionTask(SweepableTask[VisionConfig, Data, Fit, Model]):
         used = [f"grid.{name}" for name in varied if name in grid_names(pool.method)]
         if used and config.mode == END_TO_END and not config.training.warm_start:
             found.append(f"{', '.join(used)}: not used in mode end-to-end. Select settings with mode frozen.")
-        if config.training.optimizer == "adamw" and config.training.smoothing != FineTuningConfig.smoothing:
+        if config.mode == "frozen" and (changed := _changed_training(config)):
+            found.append(f"{', '.join(changed)}: not used in mode frozen. Train everything with mode end-to-end.")
+        elif config.training.optimizer == "adamw" and config.training.smoothing != FineTuningConfig.smoothing:
             found.append("training.smoothing: not used by AdamW.")
         name, trained = self.identity(data).name, set(_targets(data, "train").tolist())
         unseen = [label for place, label in enumerate(data.classes) if place not in trained]
@@ -331,7 +333,7 @@ class VisionTask(SweepableTask[VisionConfig, Data, Fit, Model]):
             for config in configs:
                 title, own = self.identity(data).name, {}
                 if isinstance(data, Features):
-                    require_rectified(config.pool.method, data.maps("train")[:POOL_BATCH], config.backbone)
+                    require_rectified(config.pool.method, data.maps("train"), config.backbone)
                     own["solvers"] = frozen.solvers(config, data, protocols)
                 seeded = [replace(config, seed=seed, split_seed=split_seed) for seed in options.seeds] or [config]
                 method = config.pool.method
@@ -356,6 +358,17 @@ def with_precision(config: VisionConfig) -> VisionConfig:
     choose = announce_precision if is_first(config) else choose_precision
     precision = choose(str(choose_device(config.accelerator)))
     return replace(config, training=replace(config.training, precision=precision))
+
+
+def _changed_training(config: VisionConfig) -> list[str]:
+    """Return the settings of end-to-end training that are not the default; none if a recipe has the same."""
+    given, default = vars(config.training), vars(FineTuningConfig())
+    changed = {f"training.{name}": value for name, value in given.items() if value != default[name]}
+    for recipe in recipe_names() if changed else []:
+        shipped = read_settings(recipe, VisionConfig) if recipe.startswith("vision/") else {}
+        if changed.items() <= {name: setting.value for name, setting in shipped.items()}.items():
+            return []
+    return list(changed)
 
 
 def _targets(data: Data, split: str) -> Tensor:

@@ -66,8 +66,9 @@ def train(
     else:
         backbone = load_backbone(config.backbone, pretrained=config.pretrained, download=config.download)
         if VISION_METHODS[config.pool.method].norm.nonnegative:
-            with torch.no_grad():  # zeros, as random numbers would change what the seed means
-                example = backbone(torch.zeros(1, 3, config.crops.size, config.crops.size))
+            own = torch.Generator().manual_seed(0)  # the global one would change what the seed means
+            with torch.no_grad():
+                example = backbone(torch.randn(1, 3, config.crops.size, config.crops.size, generator=own))
             require_rectified(config.pool.method, example, config.backbone)
         network = ImageClassifier(backbone, config.pool, len(images.classes))
     on_all = config.training.validation == "train"

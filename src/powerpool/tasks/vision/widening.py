@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
+from powerpool.errors import ArgumentError
 from powerpool.tasks.vision.config import GridConfig, VisionConfig, grid_names
 
 LIMITS: dict[str, tuple[float, float]] = {
@@ -66,9 +68,18 @@ def next_point(
         tried = {trial[name] for trial in trials}
         if name in LIMITS and len(given) > 1 and len(tried) - len(given) < config.widen:
             found = next_value(name, tried, selected[name])
-            if found is not None:
+            if found is not None and _is_allowed(config, {**selected, name: found}):
                 return {**selected, name: found}
     return None
+
+
+def _is_allowed(config: VisionConfig, point: Mapping[str, Any]) -> bool:
+    """Whether the method takes these values: the fast form of MaxExp, for instance, has a largest eta."""
+    try:
+        replace(config.pool, **point)
+    except ArgumentError:
+        return False
+    return True
 
 
 def describe(config: VisionConfig, trials: Sequence[Mapping[str, Any]], selected: Mapping[str, Any]) -> str:
@@ -87,7 +98,7 @@ def describe(config: VisionConfig, trials: Sequence[Mapping[str, Any]], selected
         tried = {trial[name] for trial in trials if name != "penalty" or {**trial, name: 0} == {**selected, name: 0}}
         added = ", ".join(f"{value:g}" for value in sorted(tried) if value not in given)
         if added:
-            widened.append(f"{name} {min(given):g} to {max(given):g} by {added}")
+            widened.append(f"{name} {min(given):g} to {max(given):g}, added {added}")
         if next_value(name, tried, selected[name]) is not None:
             edges.append(f"{name} {selected[name]:g}")
     found = f"Ranges widened: {'; '.join(widened)}." if widened else ""
