@@ -276,3 +276,11 @@ def test_the_vector_of_bad_sets_and_of_a_batch_of_directions() -> None:
     (found,) = torch.autograd.grad(value, features, directions, retain_graph=True, is_grads_batched=True)
     expected = [torch.autograd.grad(value, features, one, retain_graph=True)[0] for one in directions]
     torch.testing.assert_close(found, torch.stack(expected))
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore:.*torch.jit.trace.*:DeprecationWarning")
+def test_the_vector_is_traced() -> None:
+    pool = pp.nn.SecondOrderPool2d(8, pp.SigmE(50.0), mode="elementwise")
+    traced = torch.jit.trace(pool, torch.rand(2, 8, 3, 3))
+    maps = torch.rand(2, 8, 3, 3)
+    torch.testing.assert_close(traced(maps), pool(maps))

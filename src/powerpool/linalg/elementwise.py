@@ -70,15 +70,14 @@ def curve_of_product(
     if features.ndim != 3:  # a view costs a node
         flat = features.reshape(-1, *features.shape[-2:])
         total = total.reshape(-1, 1, 1) if isinstance(total, Tensor) else total
-    triangle = Triangle.of(size, features) if as_vector else None
-    result: Tensor = _CurveOfProduct.apply(flat, total, curve, terms, checked, tracked, triangle)
-    if triangle is not None:
-        return result.reshape(*features.shape[:-2], len(triangle.weight))
+    result: Tensor = _CurveOfProduct.apply(flat, total, curve, terms, checked, tracked, as_vector)
+    if as_vector:
+        return result.reshape(*features.shape[:-2], result.shape[-1])
     return result if features.ndim == 3 else result.reshape(*features.shape[:-1], size)
 
 
 class _CurveOfProduct(torch.autograd.Function):
-    """With a triangle, every matrix of the formulas has one row, the entries of the triangle."""
+    """For vectors, every matrix of the formulas has one row, the entries of the triangle."""
 
     @staticmethod
     def forward(
@@ -89,9 +88,11 @@ class _CurveOfProduct(torch.autograd.Function):
         terms: Terms,
         checked: bool,
         tracked: bool,
-        triangle: Triangle | None,
+        as_vector: bool,
     ) -> Tensor:  # shape: (B, C, C), or (B, 1, L)
         batch, size, _ = features.shape
+        # Here, not by the caller: torch.jit.trace does not find tensors that reach a function inside a tuple.
+        triangle = Triangle.of(size, features) if as_vector else None
         theta = float(curve.parameter)
         unit, root, x, number = curve._unit(theta), None, features, 1
         if isinstance(total, Tensor):
