@@ -297,9 +297,11 @@ def pooled(
             divided = terms.divide_product(sets.values, sets.number, curve)
             value = divided.p if curve is None else apply_to_entries(divided.p, curve, sets.checked, terms, divided.p)
             result = terms.add_residual(value, divided).to(features.dtype)
+    if as_vector:
+        result = to_vector(result)
     if sets.checked:
         require_representable(result, curve, terms, features, "features")
-    return to_vector(result) if as_vector else result
+    return result
 
 
 def gram_factor(
