@@ -124,5 +124,5 @@ def test_a_vector_that_overflows_half_precision_is_refused(curve: pp.Curve | Non
     pool = pp.nn.SecondOrderPool1d(4, curve, check=True)
     tokens = torch.ones(1, 8, 4, dtype=torch.float16)
     assert pool(200 * tokens).isfinite().all()
-    with pytest.raises(NotFiniteError, match="220.*float16"):  # 220^2 is representable, its product with sqrt 2 is not
+    with pytest.raises(NotFiniteError, match=r"220.*float16"):  # 220^2 is representable, its product with sqrt 2 is not
         pool(220 * tokens)
