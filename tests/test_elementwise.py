@@ -217,6 +217,23 @@ def test_a_subclass_with_another_formula_is_used() -> None:
         torch.testing.assert_close(halved, torch.autograd.grad(whole.sum(), features, retain_graph=True)[0] / 2)
 
 
+@every_curve
+def test_without_gradient_the_value_is_the_same(case: CurveCase) -> None:
+    features = _features(case.make(), (3, 4, 9))
+    assert torch.equal(_from_features(features.detach(), case.make()), _from_features(features, case.make()))
+
+
+def test_without_gradient_there_is_no_slope() -> None:
+    class Flat(pp.MaxExp):
+        def _derivative(self, p: Tensor, theta: float | Tensor) -> Tensor:
+            raise AssertionError("the slope is not needed")
+
+    features = torch.rand(4, 6)
+    torch.testing.assert_close(_from_features(features, Flat(5)), _from_features(features, pp.MaxExp(5)))
+    with pytest.raises(AssertionError, match="slope"):
+        _from_features(features.requires_grad_(), Flat(5))
+
+
 @pytest.mark.parametrize("eta", [40.0, 70.0, 140.0])  # at 1/4, the entries of the matrix below
 def test_the_slope_of_sigme_does_not_vanish_where_its_value_is_one(eta: float) -> None:
     features = torch.eye(4).requires_grad_()

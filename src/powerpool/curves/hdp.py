@@ -68,12 +68,13 @@ class HDP(Curve):
     def _unit(self, theta: float) -> float:
         return -1 / (theta * LOG2_E)
 
-    def _write_value(self, p: Tensor, theta: float, out: Tensor) -> float:
+    def _write_value(self, p: Tensor, theta: float, out: Tensor, tracked: bool) -> float:
         # 2^x, x = -t/p log2(e), and 0 where that is about to be subnormal, which takes ten times as long.
         tiny = torch.finfo(p.dtype).tiny
         torch.exp2(p.clamp_(max=1 / math.log2(tiny)).reciprocal_(), out=out)
         torch.threshold_(out, 2 * tiny, 0.0)
-        p.square_().mul_(out)
+        if tracked:
+            p.square_().mul_(out)
         return 1 / (theta * LOG2_E**2)
 
 

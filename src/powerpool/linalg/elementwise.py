@@ -123,7 +123,7 @@ class _CurveOfProduct(torch.autograd.Function):
                 points.clamp_(low, high)
             if curve.adds_eps:
                 points.add_(terms.eps)
-            factor = curve._write_value(points, theta, out)
+            factor = curve._write_value(points, theta, out, tracked)
             if triangle is not None:
                 torch.mul(points if curve.keeps_value else out, triangle.weight, out=out)
         ctx.save_for_backward(features, x, kept, root)
