@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 import powerpool as pp
-from powerpool import functional
 from powerpool.bench.measure import peak_bytes
 from powerpool.errors import DomainError
 from powerpool.linalg import elementwise
@@ -247,9 +246,8 @@ def test_the_slope_of_sigme_does_not_vanish_where_its_value_is_one(eta: float) -
 
 
 def _vector(features: Tensor, curve: pp.Curve, check: bool | None = None) -> Tensor:
-    options = {"trace_power": 0.0, "slope": 0.0}
-    arguments = ("elementwise", 0.0, None, None, "auto", 1e-6, check)
-    return functional.pooled(features, curve, *arguments, **options, as_vector=True)
+    pool = pp.nn.SecondOrderPool1d(features.shape[-2], curve, mode="elementwise", check=check)
+    return pool(features.mT)
 
 
 def _vector_of_matrix(features: Tensor, curve: pp.Curve) -> Tensor:

@@ -29,7 +29,7 @@ def complement_power(d: Tensor, exponent: Parameter) -> Tensor:
 def write_complement_power(d: Tensor, exponent: float, out: Tensor, tracked: bool, scale: float = 1.0) -> float:
     r"""Write :math:`s (1 - (1+d)^e)`, :math:`-1 \le d \le 0`, into ``out``.
 
-    If ``tracked``, write its slope up to a factor into ``d``. Return that factor, for the derivative with respect to -d.
+    If ``tracked``, write its slope up to a factor into ``d``. Return the factor, for the derivative with respect to -d.
     """
     torch.mul(d.log1p_(), exponent, out=out).expm1_().mul_(-scale)
     if tracked and exponent == 1:  # 0 * log(0) is NaN
