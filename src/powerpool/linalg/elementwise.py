@@ -2,10 +2,10 @@ r"""Element-wise curves of a moment, from features to the result in one autograd
 
 Fresh memory for a matrix of 2048 channels takes longer than the product that fills it, so there are no C x C
 temporaries: the curve works on blocks of the product, and backward forms its weights block by block. With G the
-gradient of the result and :math:`P = \Phi\Phi^T/t`,
+gradient of the result, :math:`X = \Phi/\sqrt t` and :math:`P = X X^T`,
 
-.. math:: W = G \odot g'(P), \qquad Y = (W + W^T) \Phi, \qquad
-          \frac{\partial L}{\partial\Phi} = \frac1t \Bigl(Y - \frac{\langle Y, \Phi\rangle}{t} \Phi\Bigr)
+.. math:: W = G \odot g'(P), \qquad Y = (W + W^T) X, \qquad
+          \frac{\partial L}{\partial\Phi} = \frac{Y - \langle Y, X\rangle X}{\sqrt t}
 
 where the last term is the share of the trace; without division by the trace there is none, and t = N.
 """
