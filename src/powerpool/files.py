@@ -241,12 +241,24 @@ def _refuse_bomb(content: io.BytesIO) -> None:
 def _require_known_names(data: bytes) -> None:
     kinds = torch.serialization.get_safe_globals()
     safe = {f"{kind.__module__} {kind.__qualname__}" for kind in kinds if not isinstance(kind, tuple)}
-    for operation, argument, _ in pickletools.genops(data):
-        if operation.name not in ("GLOBAL", "INST", "STACK_GLOBAL"):
+    for operation, argument in pickle_operations(data):
+        if operation not in ("GLOBAL", "INST", "STACK_GLOBAL"):
             continue
         if argument not in safe and not NAMES_IN_PICKLES.fullmatch(str(argument)):
-            what = shown(argument or operation.name)
+            what = shown(argument or operation)
             raise ValueError(f"its pickle names {what}, which tensors and plain values do not need")
+
+
+def pickle_operations(data: bytes) -> Iterator[tuple[str, Any]]:
+    """Return the operations of a pickle with their arguments, without loading it.
+
+    Raises:
+        ValueError: it is damaged, or its memo, an array in :class:`pickle.Unpickler`, would be longer than the pickle.
+    """
+    for operation, argument, _ in pickletools.genops(data):
+        if operation.name in ("PUT", "BINPUT", "LONG_BINPUT") and (argument or 0) > len(data):
+            raise ValueError(f"its pickle of {len(data):,} bytes asks for a memo of {argument:,} entries")
+        yield operation.name, argument
 
 
 class _WithinStorages(TorchDispatchMode):

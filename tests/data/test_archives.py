@@ -183,3 +183,11 @@ def test_links_are_followed_and_circles_are_not(tmp_path: Path) -> None:
     (folder / "iris").symlink_to(tmp_path / "elsewhere")
     (folder / "again").symlink_to(folder)
     assert list_folder(folder).names == ["iris/0.png", "iris/1.png", "rose/3.png"]
+
+
+def test_folders_keep_their_names_and_links_to_them_are_reported(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "set", {"bird/0.png": b"", "zoo/1.png": b""})
+    (folder / "a link").symlink_to("zoo")
+    (folder / "bird" / "b").symlink_to(folder / "zoo")
+    found = list_folder(folder)
+    assert (found.names, found.repeated) == (["bird/0.png", "zoo/1.png"], ("a link", "bird/b"))

@@ -36,6 +36,7 @@ def test_a_table_of_paths_classes_and_splits(tmp_path: Path) -> None:
     [
         ("", "line 1"),
         ("file,label\n", "line 1.*path, label"),
+        ("path,label,split\n\n", r"splits\.csv lists no images"),
         ("path,label,split\n\nphotos/0.png,ash,trian\n", "line 3.*trian"),
         ("path,label,split\nphotos/0.png,,train\n", "line 2"),
         ("path,label,split\nphotos/9.png,ash,train\n", "photos/9.png"),

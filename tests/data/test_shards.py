@@ -63,8 +63,25 @@ def test_a_path_with_braces_and_a_single_shard(folder):
     assert (every.name, every.digest) == ("set", load_images(folder).digest)
     with pytest.raises(MissingDataError, match=r"2 of 4 .*some-train-02\.tar"):
         load_images(f"{folder}/some-train-{{00..03}}.tar")
+    assert load_images(f"{folder}/some-train-{{01..00}}.tar").digest == first.digest
+    with pytest.raises(MissingDataError, match=r"2 of 2 .*/10\.tar.*/9\.tar"):
+        load_images(f"{folder}/{{10..9}}.tar")
     one = write_shard(folder.parent / "one.tar", samples(range(12), classes=2))
     assert (load_images(one).name, sum(map(len, load_images(one).splits.values()))) == ("one", 12)
+
+
+def test_the_split_folder_of_a_shard_counts_also_if_it_is_the_only_one(folder):
+    write_shard(folder / "val" / "1.tar", samples(range(66, 77)))
+    for path, count in (("val/0.tar", 11), ("val/{0..1}.tar", 22)):
+        found = load_images(folder / path)
+        assert {name: len(split) for name, split in found.splits.items()} == {"validation": count}
+    assert load_images(folder / "val" / "{0..1}.tar").name == "set"
+
+
+def test_a_shard_without_a_split_next_to_shards_with_one_is_refused(folder):
+    write_shard(folder / "more-02.tar", samples(range(66, 77)))
+    with pytest.raises(DataError, match=r"more-02\.tar.*some-train-00\.tar"):
+        load_images(folder)
 
 
 def test_imagenet_by_name_is_tested_on_its_validation_shards(tmp_path):
@@ -114,6 +131,8 @@ def test_the_index_is_made_once_and_again_if_a_shard_changes(folder, monkeypatch
     "change, words",
     [
         (lambda whole: whole[:3000], "damaged"),
+        (lambda whole: whole.rstrip(b"\0").ljust(-len(whole.rstrip(b"\0")) // 512 * -512, b"\0"), "damaged.*zeros"),
+        (lambda whole: whole.replace(b"0007.png", b"0007.pnx", 1), "damaged.*zeros"),  # a header with a wrong checksum
         (gzip.compress, "uncompressed"),
         (lambda whole: b"no tar", "not an uncompressed tar"),
         (lambda whole: b"", "damaged"),
@@ -129,10 +148,11 @@ def test_a_damaged_shard_is_refused(tmp_path, change, words):
 @pytest.mark.parametrize(
     "content, words",
     [
-        ({"rose/0.png": png(0), "iris/0.png": png(1)}, r"no class rose/0\.cls.*Unpack"),
-        ({"0.png": png(0), "0.cls": b" \n"}, r"no class 0\.cls"),
+        ({"rose/0.png": png(0), "iris/0.png": png(1)}, r"rose/0\.cls.*class.*unpack"),
+        ({"0.png": png(0), "0.json": b'{"label": 1}'}, r"0\.cls .*number or a name.*json"),
+        ({"0.png": png(0), "0.cls": b" \n"}, r"0\.cls .*empty"),
         ({"0.png": png(0), "0.jpg": png(1), "0.cls": b"1"}, r"two images .*0\.png and 0\.jpg"),
-        ({"0.png": png(0), "0.cls": b"\xff\xfe"}, "decode"),
+        ({"0.png": png(0), "0.cls": b"\xff\xfe"}, r"^0\.cls in .*train-0\.tar is not UTF-8 text.*number or a name"),
         ({"0.cls": b"1"}, "no images"),
     ],
 )
@@ -158,4 +178,28 @@ def test_a_shard_that_vanishes_is_named_where_it_is_read(folder):
 def test_images_next_to_a_tar_are_class_folders(tmp_path):
     write_folder(tmp_path, {f"{label}/{number}.png": png(number) for label in "ab" for number in range(5)})
     write_shard(tmp_path / "copy.tar", samples(range(3)))
-    assert load_images(tmp_path).classes == ("a", "b")
+    found = load_images(tmp_path)
+    assert found.classes == ("a", "b")
+    assert [remark for remark in found.remarks if "(1): copy.tar" in remark] == [*found.remarks]
+    with pytest.raises(DataError, match=r"\(1\): copy\.tar"):
+        load_images(tmp_path, strict=True)
+
+
+def test_files_beside_shards_are_counted(folder):
+    assert load_images(folder, strict=True).remarks == ()
+    write_folder(folder, {"train-09.tar.gz": b"", "notes/sizes.txt": b""})
+    (remark,) = load_images(folder).remarks
+    assert "(2): notes/sizes.txt, train-09.tar.gz" in remark
+    with pytest.raises(DataError, match=r"\(2\): notes/sizes\.txt"):
+        load_images(folder, strict=True)
+
+
+def test_a_table_does_not_list_shards(folder):
+    table = folder.parent / "mine.csv"
+    table.write_text("path,label\nsome-train-00.tar,1\n")
+    for path in (folder, folder / "some-train-00.tar"):
+        with pytest.raises(DataError, match=r"mine\.csv.*shards"):
+            load_images(path, table=table)
+    table.rename(folder / "splits.csv")
+    with pytest.raises(DataError, match=r"splits\.csv.*shards"):
+        load_images(folder)

@@ -132,6 +132,17 @@ def test_other_objects_are_refused_and_no_code_is_run(
     assert not (tmp_path / "made").exists()
 
 
+@pytest.mark.parametrize("operation", [b"r\0\0\0\x01", b"p16777216\n"], ids=["LONG_BINPUT", "PUT"])
+def test_a_memo_that_would_fill_memory_is_refused(
+    operation: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "alexnet.ckpt"
+    file.write_bytes(b"}" + operation + b".")
+    monkeypatch.setenv(VARIABLE, str(file))
+    with pytest.raises(RecordError, match=r"alexnet\.ckpt.*16,777,216"):
+        load_backbone("alexnet")
+
+
 def test_damaged_files_are_named(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     archive = as_archive(file, tmp_path)
     for damaged in (file, archive):

@@ -12,6 +12,7 @@ import zipfile
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path, PurePosixPath
 
 from powerpool.data.store import (
@@ -79,7 +80,8 @@ def list_folder(folder: Path) -> FileTree:
     found: list[str] = []
     empty, repeated = [], []
     seen = set()
-    for place, folders, files in os.walk(folder, followlinks=True, onerror=refuse):
+    tops = [str(folder)]
+    for place, folders, files in chain.from_iterable(os.walk(top, onerror=refuse) for top in tops):
         about = os.stat(place)
         own = "" if Path(place) == folder else Path(place).relative_to(folder).as_posix()
         if (about.st_dev, about.st_ino) in seen:
@@ -88,11 +90,13 @@ def list_folder(folder: Path) -> FileTree:
             continue
         seen.add((about.st_dev, about.st_ino))
         folders[:] = sorted(name for name in folders if not is_ignored(name))
+        # Links are followed after all folders, so that a folder keeps its own name.
+        tops += [link for name in folders if os.path.islink(link := os.path.join(place, name))]
         inside = [f"{own}/{name}".lstrip("/") for name in files if not is_ignored(name)]
         if not inside and not folders:
             empty.append(own)
         found += inside
-    return FileTree(folder, sorted(found), empty=tuple(empty), repeated=tuple(repeated))
+    return FileTree(folder, sorted(found), empty=tuple(sorted(empty)), repeated=tuple(sorted(repeated)))
 
 
 def is_ignored(part: str) -> bool:

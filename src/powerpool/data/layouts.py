@@ -12,6 +12,7 @@ from pathlib import PurePosixPath
 
 from powerpool.data.archives import IMAGE_SUFFIXES, FileTree
 from powerpool.data.lists import IMAGE_FOLDERS, SPLITS, TABLE, Lists, has_lists
+from powerpool.data.shards import is_shard
 from powerpool.data.splits import Labelled
 from powerpool.data.store import DataError, MissingDataError, join_some
 from powerpool.errors import ArgumentError, UnknownNameError, did_you_mean
@@ -26,6 +27,11 @@ OTHER_IMAGES = (
 def is_image(name: str) -> bool:
     """Whether a file has the suffix of an image."""
     return name.lower().endswith(IMAGE_SUFFIXES)
+
+
+def are_shards(names: Iterable[str]) -> bool:
+    """Whether the images of a data set are in shards: there are some, and no image outside of them."""
+    return any(map(is_shard, names)) and not any(map(is_image, names))
 
 
 def no_images(source: object) -> MissingDataError:
@@ -143,14 +149,22 @@ def describe_left_out(found: list[Labelled], tree: FileTree, table: str | None) 
     """
     files, folders = {image.file for image in found}, {_parent(image.file) for image in found}
     left_out = {"links to folders that are listed already": [*tree.repeated]}
+    if are_shards(tree.names):
+        left_out["files that are not shards"] = [name for name in tree.names if not is_shard(name)]
+        return _describe_skipped(left_out)
+    left_out["tar files, which are not read if there are images beside them"] = [*filter(is_shard, tree.names)]
     if table or any(name.rpartition("/")[2] == TABLE for name in tree.names):
         left_out["images that the table does not list"] = [
             name for name in tree.names if is_image(name) and name not in files
         ]
     elif all(f"/{_parent(image.file)}".endswith(f"/{image.label}") for image in found):
-        others = [name for name in tree.names if not is_image(name)]
+        others = [name for name in tree.names if not is_image(name) and not is_shard(name)]
         left_out["files in class folders that are not images"] = [name for name in others if _parent(name) in folders]
         left_out["folders without images"] = _without_images(folders, [*others, *(f"{name}/" for name in tree.empty)])
+    return _describe_skipped(left_out)
+
+
+def _describe_skipped(left_out: dict[str, list[str]]) -> tuple[str, ...]:
     return tuple(f"Skipped {what} ({len(names)}): {join_some(names)}." for what, names in left_out.items() if names)
 
 

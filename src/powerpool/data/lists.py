@@ -242,6 +242,8 @@ class Lists:
                     "every row, or in none."
                 )
             entries.append((at, path, row["label"], split))
+        if not entries:
+            raise DataError(f"{self.at(table)} lists no images. Add a row with the path and label of each image.")
         return self.label_all(entries, files)
 
     def _relative(self, at: str, path: str) -> str:

@@ -1,7 +1,8 @@
 """WebDataset shards: tar files with the samples of a data set, ``KEY.jpg`` and ``KEY.cls``.
 
 Shards are not unpacked. Where each image lies in its shard is found once and kept in the cache; an image is then read
-by its offset, in any order. Batches, splits over processes and resuming are therefore those of a folder of images.
+by its offset, in any order. Batches, splits over processes and resuming are therefore those of a folder of images in
+the same order.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from powerpool.data.archives import IMAGE_SUFFIXES, FileTree, is_ignored
-from powerpool.data.lists import SPLITS
+from powerpool.data.lists import SPLITS, TABLE
 from powerpool.data.splits import Labelled, natural_key
 from powerpool.data.store import (
     DataError,
@@ -35,7 +36,7 @@ from powerpool.errors import PowerPoolError, RecordError
 from powerpool.files import read_json, write_json
 
 SHARD = ".tar"
-VERSION = 1
+VERSION = 2
 """Of the stored index of a shard."""
 SAMPLE = re.compile(r"((?:.*/)?[^./]+)\.([^/]+)")
 """The key of a sample and the kind of its file: as in the webdataset package, the first dot of the name is between."""
@@ -99,6 +100,8 @@ def find_shards(path: Path) -> FileTree | None:
     if missing := [str(shard) for shard in found if not shard.is_file()]:
         raise MissingDataError(f"{len(missing)} of {len(found)} shards were not found: {join_some(missing, 3)}.")
     folder = Path(os.path.commonpath([shard.parent for shard in found]))
+    if folder.name.lower() in SPLITS:  # val/0000.tar has a split also without other shards
+        folder = folder.parent
     return FileTree(folder, sorted(shard.relative_to(folder).as_posix() for shard in found))
 
 
@@ -108,36 +111,58 @@ def _expand(pattern: str) -> list[str]:
     Example:
         >>> _expand("{train,val}-{08..10}.tar")
         ['train-08.tar', 'train-09.tar', 'train-10.tar', 'val-08.tar', 'val-09.tar', 'val-10.tar']
+        >>> _expand("{10..8}.tar")
+        ['10.tar', '9.tar', '8.tar']
     """
     braces = re.search(r"\{([^{}]*)\}", pattern)
     if braces is None:
         return [pattern]
     choices = braces[1].split(",")
     if numbers := re.fullmatch(r"([0-9]+)\.\.([0-9]+)", braces[1]):
-        choices = [str(number).zfill(len(numbers[1])) for number in range(int(numbers[1]), int(numbers[2]) + 1)]
+        first, last = map(int, numbers.groups())
+        width = max(map(len, numbers.groups())) if re.search(r"\b0[0-9]", braces[1]) else 0
+        step = 1 if first <= last else -1
+        choices = [str(number).zfill(width) for number in range(first, last + step, step)]
     before, after = pattern[: braces.start()], pattern[braces.end() :]
     return list(dict.fromkeys(name for choice in choices for name in _expand(before + choice + after)))
 
 
-def list_shards(tree: FileTree, limits: Limits) -> Shards:
+def list_shards(tree: FileTree, limits: Limits, table: str | None = None) -> Shards:
     """List the images of shards with their classes and splits; no image is decoded.
 
-    A split is a word in the path of a shard, as in ``imagenet-train-0000.tar`` or ``val/0000.tar``.
+    A split is a word in the path of a shard, as in ``imagenet-train-0000.tar`` or ``val/0000.tar``. A table of splits,
+    named or in the folder, is refused.
     """
+    if table := table or next((name for name in tree.names if name.rpartition("/")[2] == TABLE), None):
+        raise DataError(
+            f"{table} cannot list the images of the shards in {tree.folder}. Write the split into the path of each "
+            "shard, as in train-0000.tar, and leave the table out; or unpack the shards."
+        )
     names = [name for name in tree.names if is_shard(name)]
+    splits = {name: _find_split(name) for name in names}
+    without = [name for name, split in splits.items() if split is None]
+    if 0 < len(without) < len(names):
+        raise DataError(
+            f"{tree.folder} has shards without a split in their path ({join_some(without)}) next to others with one "
+            f"({join_some(name for name in names if splits[name])}). Add train, val or test to all names, or to none."
+        )
     found = Shards([], {}, {})
     with ThreadPoolExecutor(default_threads()) as pool:  # reading and hashing release the interpreter lock
         for shard, entries in zip(names, pool.map(lambda name: _index(tree.folder / name, limits), names), strict=True):
-            words = [SPLITS[word] for word in re.split("[^a-z]+", shard.lower()) if word in SPLITS]
             place = str(tree.folder / shard)
             for entry in entries:
                 file = f"{shard}/{entry.name}"
-                found.images.append(Labelled(file, entry.label, words[-1] if words else None))
+                found.images.append(Labelled(file, entry.label, splits[shard]))
                 found.sources[file] = Member(place, entry.offset, entry.size)
                 found.hashes[file] = entry.digest
     if not found.images:
         raise MissingDataError(f"The shards in {tree.folder} contain no images. Expected pairs of KEY.jpg and KEY.cls.")
     return found
+
+
+def _find_split(shard: str) -> str | None:
+    words = [SPLITS[word] for word in re.split("[^a-z]+", shard.lower()) if word in SPLITS]
+    return words[-1] if words else None
 
 
 def _index(shard: Path, limits: Limits) -> list[Entry]:
@@ -179,15 +204,25 @@ def _scan(shard: Path, limits: Limits) -> Iterator[Entry]:
             if len(content) < info.size:
                 raise DataError(f"{shard} is damaged: it ends within {info.name}. Copy it again.")
             if kind == CLASS:
-                classes[key] = content.decode().strip()
+                classes[key] = _decode_class(content, f"{info.name} in {shard}")
             elif key in images:
                 raise DataError(f"{shard} has two images for the sample {key}: {images[key][0]} and {info.name}.")
             else:
                 images[key] = (info.name, member, content_hash(content).hexdigest())
+        # A cut tar ends without it, and tarfile takes a damaged header for the end.
+        if Member(str(shard), archive.offset, tarfile.BLOCKSIZE).read() != bytes(tarfile.BLOCKSIZE):
+            raise DataError(f"{shard} is damaged: it has no block of zeros at its end. Copy it again.")
     for key, (name, member, digest) in images.items():
         if not classes.get(key):
             raise DataError(
-                f"{shard} has no class {key}.{CLASS} for {name}, as shards of WebDataset need. Unpack a tar of class "
-                "folders, and pass the folder."
+                f"{key}.{CLASS} in {shard}, the class of {name} as a number or a name, is missing or empty. Add it "
+                "(classes in other files, such as .json, are not read), or unpack a tar of class folders."
             )
         yield Entry(name, classes[key], member.offset, member.size, digest)
+
+
+def _decode_class(content: bytes, at: str) -> str:
+    try:
+        return content.decode().strip()
+    except UnicodeDecodeError as error:
+        raise DataError(f"{at} is not UTF-8 text. It must contain the class as a number or a name.") from error

@@ -16,15 +16,15 @@ from typing import Any
 from powerpool.data.archives import is_ignored, open_tree
 from powerpool.data.layouts import (
     OPEN_MIC_LAYOUT,
+    are_shards,
     arrange,
     arrange_open_mic,
     describe_left_out,
-    is_image,
     is_open_mic,
     no_problems,
 )
 from powerpool.data.lists import SPLITS, TABLE
-from powerpool.data.shards import Member, find_shards, is_shard, list_shards
+from powerpool.data.shards import Member, find_shards, list_shards
 from powerpool.data.splits import Labelled
 from powerpool.data.store import (
     DataError,
@@ -260,12 +260,11 @@ def list_place(
         if problem is not None:
             raise no_problems(place.hub, problem)
         return load_hub(place.hub, download)
-    source = str(place.path)
-    tree = find_shards(place.path) or open_tree(place.path, limits)
-    if not (problem or place.table) and any(map(is_shard, tree.names)) and not any(map(is_image, tree.names)):
-        shards = list_shards(tree, limits)
-        return Listing(source, *shards, classes=shards.classes)
-    if problem is not None or (nested and (place.name == "open_mic" or is_open_mic(tree.names))):
+    source, tree = str(place.path), find_shards(place.path) or open_tree(place.path, limits)
+    shards = list_shards(tree, limits, place.table) if problem is None and are_shards(tree.names) else None
+    if shards:
+        images = shards.images
+    elif problem is not None or (nested and (place.name == "open_mic" or is_open_mic(tree.names))):
         images = arrange_open_mic(tree.names, problem, source)
     else:
         read = partial(tree.read_text, limits=limits)
@@ -273,9 +272,10 @@ def list_place(
     remarks = describe_left_out(images, tree, place.table)
     if remarks and strict:
         raise DataError(f"{source}: {' '.join(remarks)} Move them away, or allow to skip them without strict.")
-    names = [image.file for image in images]
-    sources: dict[str, ImageSource] = {name: str(tree.folder / name) for name in names}
-    return Listing(source, images, sources, tree.hashes or hash_files(tree.folder, names), remarks=remarks)
+    if shards:
+        return Listing(source, *shards, classes=shards.classes, remarks=remarks)
+    sources: dict[str, ImageSource] = {image.file: str(tree.folder / image.file) for image in images}
+    return Listing(source, images, sources, tree.hashes or hash_files(tree.folder, [*sources]), remarks=remarks)
 
 
 # ---- the Hugging Face hub --------------------------------------------------------------------------------------------

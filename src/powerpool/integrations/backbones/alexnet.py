@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from powerpool.data.store import cache_folder
 from powerpool.errors import RecordError
-from powerpool.files import read_bytes
+from powerpool.files import pickle_operations, read_bytes
 from powerpool.integrations.backbones.base import Backbone, BackboneError
 
 ALEXNET = "alexnet"
@@ -141,6 +141,8 @@ class ArrayUnpickler(pickle.Unpickler):
 def read_arrays(content: bytes, path: Path) -> Any:
     """Return nested dictionaries of tensors from a pickle of float32 arrays, without running code of the file."""
     try:
+        for _ in pickle_operations(content):  # refuses what would fill memory
+            pass
         return _as_tensors(ArrayUnpickler(io.BytesIO(content)).load())
     except Exception as error:  # a damaged pickle fails anywhere: EOFError, KeyError, ...
         reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
