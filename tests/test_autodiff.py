@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
+import math
+import sys
 from typing import Any
 
 import pytest
@@ -10,7 +13,9 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 import powerpool as pp
+from powerpool import autodiff
 from powerpool.errors import DoubleBackwardError
+from powerpool.linalg import products
 from tests.cases import PATHS
 from tests.tolerances import tolerance
 
@@ -45,6 +50,15 @@ def test_hessian(name: str) -> None:
     for hessian in (torch.func.hessian(loss), torch.func.jacrev(torch.func.jacfwd(loss))):
         found = (hessian(features) * direction).sum((-2, -1))
         torch.testing.assert_close(found, change / (2 * step), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("locations", [3, 6])
+def test_hessian_of_a_sum(locations: int) -> None:
+    """The gradient of the result is then the same for all directions; the curve is p/e."""
+    features = _features(locations=locations)
+    found = torch.func.hessian(lambda f: pp.second_order_pool(f, pp.FAHDP(1.0), "elementwise").sum())(features)
+    expected = torch.func.hessian(lambda f: (f @ f.mT).sum() / (f.square().sum() + locations * 1e-6) / math.e)(features)
+    torch.testing.assert_close(found, expected, **tolerance(torch.float64))
 
 
 @pytest.mark.parametrize("name", ONCE)
@@ -105,6 +119,24 @@ def test_what_torch_would_get_wrong_raises() -> None:
     torch._dynamo.reset()
     with pytest.raises(Exception, match="forward-mode"):  # dynamo wraps our error
         torch.compile(tangent, fullgraph=True, backend="eager")(_features())
+
+
+def test_private_functions_of_torch_are_not_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Functions are applied in a faster way if torch has what that needs, and otherwise as torch documents."""
+    monkeypatch.setitem(sys.modules, "torch._functorch.utils", None)  # as if torch had moved it
+    spec = importlib.util.spec_from_file_location("autodiff_without", autodiff.__file__)
+    assert spec is not None
+    assert spec.loader is not None
+    without = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(without)
+    assert without.unwrap_dead_wrappers is None
+    assert autodiff.unwrap_dead_wrappers is not None
+    results = []
+    for module in (without, autodiff):
+        features = _features(2).requires_grad_()
+        value = module.call(products._SelfProduct, features, 3)
+        results.append([value, *torch.autograd.grad(value.square().sum(), features)])
+    torch.testing.assert_close(results[0], results[1], rtol=0, atol=0)
 
 
 def test_forward_mode_outside_leaves_no_trace() -> None:

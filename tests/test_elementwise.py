@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 import powerpool as pp
-from powerpool import functional
 from powerpool.bench.measure import peak_bytes
 from powerpool.errors import DomainError
 from powerpool.linalg import elementwise
@@ -217,6 +216,23 @@ def test_a_subclass_with_another_formula_is_used() -> None:
         torch.testing.assert_close(halved, torch.autograd.grad(whole.sum(), features, retain_graph=True)[0] / 2)
 
 
+@every_curve
+def test_without_gradient_the_value_is_the_same(case: CurveCase) -> None:
+    features = _features(case.make(), (3, 4, 9))
+    assert torch.equal(_from_features(features.detach(), case.make()), _from_features(features, case.make()))
+
+
+def test_without_gradient_there_is_no_slope() -> None:
+    class Flat(pp.MaxExp):
+        def _derivative(self, p: Tensor, theta: float | Tensor) -> Tensor:
+            raise AssertionError("the slope is not needed")
+
+    features = torch.rand(4, 6)
+    torch.testing.assert_close(_from_features(features, Flat(5)), _from_features(features, pp.MaxExp(5)))
+    with pytest.raises(AssertionError, match="slope"):
+        _from_features(features.requires_grad_(), Flat(5))
+
+
 @pytest.mark.parametrize("eta", [40.0, 70.0, 140.0])  # at 1/4, the entries of the matrix below
 def test_the_slope_of_sigme_does_not_vanish_where_its_value_is_one(eta: float) -> None:
     features = torch.eye(4).requires_grad_()
@@ -230,9 +246,8 @@ def test_the_slope_of_sigme_does_not_vanish_where_its_value_is_one(eta: float) -
 
 
 def _vector(features: Tensor, curve: pp.Curve, check: bool | None = None) -> Tensor:
-    options = {"trace_power": 0.0, "slope": 0.0}
-    arguments = ("elementwise", 0.0, None, None, "auto", 1e-6, check)
-    return functional.pooled(features, curve, *arguments, **options, as_vector=True)
+    pool = pp.nn.SecondOrderPool1d(features.shape[-2], curve, mode="elementwise", check=check)
+    return pool(features.mT)
 
 
 def _vector_of_matrix(features: Tensor, curve: pp.Curve) -> Tensor:
@@ -276,3 +291,11 @@ def test_the_vector_of_bad_sets_and_of_a_batch_of_directions() -> None:
     (found,) = torch.autograd.grad(value, features, directions, retain_graph=True, is_grads_batched=True)
     expected = [torch.autograd.grad(value, features, one, retain_graph=True)[0] for one in directions]
     torch.testing.assert_close(found, torch.stack(expected))
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore:.*torch.jit.trace.*:DeprecationWarning")
+def test_the_vector_is_traced() -> None:
+    pool = pp.nn.SecondOrderPool2d(8, pp.SigmE(50.0), mode="elementwise")
+    traced = torch.jit.trace(pool, torch.rand(2, 8, 3, 3))
+    maps = torch.rand(2, 8, 3, 3)
+    torch.testing.assert_close(traced(maps), pool(maps))

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 import powerpool as pp
+from powerpool.errors import NotFiniteError
 from tests.tolerances import tolerance
 
 OF_FEATURES: dict[str, Callable[..., Any]] = {
@@ -116,3 +117,12 @@ def test_a_tensor_parameter_in_half_precision_is_computed_in_float32() -> None:
         result.float().sum().backward()
         assert eta.grad is not None
         assert eta.grad.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("curve", [None, pp.Gamma(1)], ids=["plain", "gamma-1"])
+def test_a_vector_that_overflows_half_precision_is_refused(curve: pp.Curve | None) -> None:
+    pool = pp.nn.SecondOrderPool1d(4, curve, check=True)
+    tokens = torch.ones(1, 8, 4, dtype=torch.float16)
+    assert pool(200 * tokens).isfinite().all()
+    with pytest.raises(NotFiniteError, match=r"220.*float16"):  # 220^2 is representable, its product with sqrt 2 is not
+        pool(220 * tokens)

@@ -11,11 +11,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._functorch import eager_transforms
-from torch._functorch.utils import unwrap_dead_wrappers
 from torch.autograd import forward_ad
 
 from powerpool.errors import ArgumentError, DoubleBackwardError
+
+try:
+    from torch._functorch.utils import unwrap_dead_wrappers
+except ImportError:  # private: another version of torch may have moved it, and function.apply works without it
+    unwrap_dead_wrappers = None  # type: ignore[assignment]
 
 
 class Function(torch.autograd.Function):
@@ -32,12 +35,14 @@ class Function(torch.autograd.Function):
 def call(function: type[Function], *inputs: Any) -> Any:
     """Apply the function, with a ``jvp`` if forward mode is active."""
     if not in_forward_mode():
-        if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+        if unwrap_dead_wrappers is None or torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
             return function.apply(*inputs)
         # What function.apply does, too, after it has inspected the signature of forward, which takes 7 us.
         return super(torch.autograd.Function, function).apply(*unwrap_dead_wrappers(inputs))  # type: ignore[misc]
     if torch.compiler.is_compiling():  # Dynamo would drop the jvp without a word
         raise ArgumentError("torch.compile cannot trace forward-mode AD (torch.func.jvp); call it outside.")
+    from torch._functorch import eager_transforms  # private, too: only forward mode depends on it
+
     if eager_transforms.JVP_NESTING > 1:  # torch would return 0 for the outer derivative of a jvp
         raise DoubleBackwardError(
             "Forward mode over forward mode (jacfwd of jacfwd) is not available. Use torch.func.hessian, which is "

@@ -246,25 +246,26 @@ def second_order_pool(
         >>> pp.second_order_pool(features, pp.MaxExp(eta=50)).shape
         torch.Size([8, 512, 512])
     """
-    return pooled(
+    return _pool(
         features,
         curve,
-        mode,
-        beta,
-        coordinates,
-        mask,
-        solver,
-        eps,
-        check,
+        mode=mode,
+        beta=beta,
+        coordinates=coordinates,
+        mask=mask,
+        solver=solver,
+        eps=eps,
+        check=check,
         trace_power=trace_power,
         slope=slope,
         as_vector=False,
     )
 
 
-def pooled(
+def _pool(
     features: Tensor,
     curve: Curve | str | None,
+    *,
     mode: Mode,
     beta: float,
     coordinates: Tensor | None,
@@ -272,7 +273,6 @@ def pooled(
     solver: str | Solver,
     eps: float,
     check: bool | None,
-    *,
     trace_power: float,
     slope: float,
     as_vector: bool,
@@ -297,9 +297,11 @@ def pooled(
             divided = terms.divide_product(sets.values, sets.number, curve)
             value = divided.p if curve is None else apply_to_entries(divided.p, curve, sets.checked, terms, divided.p)
             result = terms.add_residual(value, divided).to(features.dtype)
+    if as_vector:
+        result = to_vector(result)
     if sets.checked:
         require_representable(result, curve, terms, features, "features")
-    return to_vector(result) if as_vector else result
+    return result
 
 
 def gram_factor(

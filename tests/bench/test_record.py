@@ -120,8 +120,8 @@ def test_logarithmic_growth_in_eta_is_distinguished_from_linear():
 
 def target_case(target, newton_schulz: float, loewner: float, floor: float, memory: float):
     return samples.case(
-        "row",
-        target.sizes,
+        target.name,
+        {"batch": target.batch, "channels": target.channels, "locations": target.locations, "eta": 50},
         samples.measured("form M", 10.0 / floor, "floor", peak=1000),
         samples.measured("powerpool auto", 10.0),
         samples.measured("powerpool gram", 10.0, peak=int(1000 * memory)),
@@ -155,6 +155,12 @@ def test_element_wise_targets_are_those_of_the_slowest_curve(channels, wanted):
     assert met(wanted - 0.01, plain=wanted) == [True, True]
     assert met(wanted + 0.01, plain=3.0) == [False, True]
     assert met(1.5, plain=1.4) == [True, False]
+
+
+def test_element_wise_cases_of_equal_sizes_all_have_outcomes():
+    results = [samples.measured("form M", 1.0, "floor"), samples.measured("powerpool A", 1.0)]
+    cases = [samples.case(f"element-wise {name}", {"channels": 64}, *results) for name in ("a", "b")]
+    assert [outcome.case for outcome in find_outcomes(cases)] == [case.name for case in cases]
 
 
 def test_limits_are_met_just_inside_and_missed_just_outside():

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
+import pytest
 import torch
 from mpmath import log, sign, sqrt
 
 import powerpool as pp
+from powerpool.errors import NotFiniteError
 from tests.contracts.curve import CurveContract
 
 
@@ -42,3 +46,14 @@ def test_squares_do_not_overflow():
 
 def test_default():
     assert repr(pp.AsinhE()) == "AsinhE(gamma=10.0)"
+
+
+@pytest.mark.parametrize("gamma, scale", [(10.0, 5e18), (1e10, 1e15)])
+def test_an_argument_that_overflows_is_refused_element_wise(gamma: float, scale: float) -> None:
+    features, curve = torch.full((4, 2), scale), pp.AsinhE(gamma)
+    with pytest.raises(NotFiniteError, match="float32"):
+        pp.second_order_pool(features, curve, "elementwise", check=True)
+    found = pp.second_order_pool(features.double(), curve, "elementwise", check=True)
+    torch.testing.assert_close(
+        found, torch.full((4, 4), math.asinh(gamma * scale**2), dtype=torch.float64), rtol=1e-6, atol=0
+    )

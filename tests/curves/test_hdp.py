@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from mpmath import exp, mpf
 
 import powerpool as pp
+from powerpool.errors import ArgumentError
 from tests.contracts.curve import CurveContract
 
 
@@ -68,3 +70,17 @@ def test_a_subnormal_exponential_does_not_affect_a_normal_slope():
 
 def test_default():
     assert repr(pp.HDP()) == "HDP(t=0.01)"
+
+
+def test_the_smallest_t_has_a_gradient_in_float32_and_smaller_ones_are_refused() -> None:
+    features = torch.rand(4, 6, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    exact = features.detach().double().requires_grad_()
+    weights = torch.arange(16.0).view(4, 4)
+    found, expected = (
+        torch.autograd.grad((pp.second_order_pool(x, pp.HDP(1e-18), "elementwise") * weights).sum(), x)[0]
+        for x in (features, exact)
+    )
+    torch.testing.assert_close(found.double() * 1e18, expected * 1e18, rtol=1e-5, atol=1e-5)
+    for t in (1e-19, 1e-39, 0.0, -1.0):
+        with pytest.raises(ArgumentError, match=f"1e-18.*{t}"):
+            pp.HDP(t)

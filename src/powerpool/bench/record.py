@@ -260,9 +260,9 @@ class Target:
     batch: int = 8
 
     @property
-    def sizes(self) -> dict[str, int]:
-        """The sizes of the case that the target is for."""
-        return {"batch": self.batch, "channels": self.channels, "locations": self.locations, "eta": 50}
+    def name(self) -> str:
+        """The name of the case that the target is for."""
+        return f"B{self.batch} C{self.channels} N{self.locations} eta50"
 
 
 TARGETS = (
@@ -284,14 +284,13 @@ ELEMENTWISE_LARGE, ELEMENTWISE_SMALL = 2.0, 2.2
 
 def find_outcomes(cases: Iterable[CaseRecord]) -> list[Outcome]:
     """Every target of the pools whose case was run, met or missed."""
-    by_sizes = {tuple(sorted(case.sizes.items())): case for case in cases if not case.error}
+    by_name = {case.name: case for case in cases if not case.error}
     found = []
     for target in TARGETS:
-        case = by_sizes.get(tuple(sorted(target.sizes.items())))
-        if case is not None:
-            found += _outcomes_of(case, target)
-    for case in by_sizes.values():
-        found += _elementwise_outcomes(case) if case.name.startswith(ELEMENTWISE) else []
+        if target.name in by_name:
+            found += _outcomes_of(by_name[target.name], target)
+    for name, case in by_name.items():
+        found += _elementwise_outcomes(case) if name.startswith(ELEMENTWISE) else []
     return found
 
 

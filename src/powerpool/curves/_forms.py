@@ -26,15 +26,15 @@ def complement_power(d: Tensor, exponent: Parameter) -> Tensor:
     return torch.pow(rest, exponent) * torch.exp((exponent * safe_divide(lost, rest)).clamp(max=largest))
 
 
-def write_complement_power(d: Tensor, exponent: float, out: Tensor, scale: float = 1.0) -> float:
-    r"""Write :math:`s (1 - (1+d)^e)`, :math:`-1 \le d \le 0`, into ``out``, and its slope up to a factor into ``d``.
+def write_complement_power(d: Tensor, exponent: float, out: Tensor, tracked: bool, scale: float = 1.0) -> float:
+    r"""Write :math:`s (1 - (1+d)^e)`, :math:`-1 \le d \le 0`, into ``out``.
 
-    Return that factor, for the derivative with respect to -d.
+    If ``tracked``, write its slope up to a factor into ``d``. Return the factor, for the derivative with respect to -d.
     """
     torch.mul(d.log1p_(), exponent, out=out).expm1_().mul_(-scale)
-    if exponent == 1:  # 0 * log(0) is NaN
+    if tracked and exponent == 1:  # 0 * log(0) is NaN
         d.fill_(1.0)
-    else:
+    elif tracked:
         write_exp(d, exponent - 1)
     return scale * exponent
 

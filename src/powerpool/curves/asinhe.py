@@ -69,12 +69,13 @@ class AsinhE(Curve):
     def _unit(self, theta: float) -> float:
         return theta
 
-    def _write_value(self, p: Tensor, theta: float, out: Tensor) -> float:
+    def _write_value(self, p: Tensor, theta: float, out: Tensor, tracked: bool) -> float:
         # log1p(x + x^2/(1 + sqrt(1+x^2))), x = |theta p|: torch.asinh is not vectorised, and takes three times as long.
         root = torch.hypot(p, p.new_ones(()))
         torch.abs(p, out=out)
         quotient = root + 1
         torch.div(out, quotient, out=quotient)
         out.addcmul_(out, quotient).log1p_().copysign_(p)
-        torch.reciprocal(root, out=p)
+        if tracked:
+            torch.reciprocal(root, out=p)
         return theta

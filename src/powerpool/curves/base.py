@@ -249,13 +249,15 @@ class Curve(nn.Module, ABC):
         """Return the factor of the points that :meth:`_write_value` takes: in the product it costs nothing."""
         return 1.0
 
-    def _write_value(self, p: Tensor, theta: float, out: Tensor) -> float:
-        """Write the value into ``out`` and a multiple of the derivative into ``p``; return the factor that it lacks.
+    def _write_value(self, p: Tensor, theta: float, out: Tensor, tracked: bool) -> float:
+        """Write the value into ``out`` and, if ``tracked``, a multiple of the derivative into ``p``, which is otherwise
+        left undefined; return the factor that the multiple lacks.
 
         If :attr:`keeps_value`, both are one tensor, which becomes the value, and the factor is that of 1/g.
         """
         out.copy_(self._value(p, theta))
-        p.copy_(self._slope(p, theta))
+        if tracked:
+            p.copy_(self._slope(p, theta))
         return 1.0
 
     def _is_allowed(self, number: float) -> bool:

@@ -111,12 +111,13 @@ class FAHDP(Curve):
     def _unit(self, theta: float) -> float:
         return -1.0 if theta < 1 else 1.0
 
-    def _write_value(self, p: Tensor, theta: float, out: Tensor) -> float:
+    def _write_value(self, p: Tensor, theta: float, out: Tensor, tracked: bool) -> float:
         exponent, scale = float(self.exponent(theta)), math.exp(-theta)
         if theta < 1:
-            return write_complement_power(p, exponent, out, scale)
+            return write_complement_power(p, exponent, out, tracked, scale)
         torch.pow(p, exponent, out=out).mul_(scale)
-        p.pow_(exponent - 1)
+        if tracked:
+            p.pow_(exponent - 1)
         return scale * exponent
 
     def _parameter_derivative(self, p: Tensor, theta: Parameter) -> Tensor:

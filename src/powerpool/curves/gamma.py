@@ -75,13 +75,14 @@ class Gamma(Curve):
         singular = (p == 0) & ((theta < 2) & (theta != 1))
         return torch.where(singular, 0.0, torch.pow(torch.where(singular, 1.0, p), theta - 1))
 
-    def _write_value(self, p: Tensor, theta: float, out: Tensor) -> float:
+    def _write_value(self, p: Tensor, theta: float, out: Tensor, tracked: bool) -> float:
         # Points are positive, since eps has been added.
         if self.keeps_value:
             p.mul_(p.rsqrt())
         else:
             torch.pow(p, theta, out=out)
-            torch.div(out, p, out=p)
+            if tracked:
+                torch.div(out, p, out=p)
         return theta
 
     def _divided_difference(self, a: Tensor, b: Tensor, theta: Parameter) -> Tensor:

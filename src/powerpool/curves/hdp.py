@@ -10,6 +10,7 @@ from torch import Tensor
 from powerpool.curves._forms import LOG2_E, safe_divide
 from powerpool.curves.base import Curve, Parameter
 
+SMALLEST_T = 1e-18  # (t/p)^2, of which the slope is a multiple, is a normal number of float32 for every p up to 1
 _LARGEST_EXPONENT = 1e4  # e^-x is 0 there in every dtype
 
 
@@ -20,8 +21,8 @@ class HDP(Curve):
               g(p) = g'(p) = 0 \text{ for } p \le 0, \qquad t > 0
 
     Matrices are divided by their trace first, so that eigenvalues lie in [0, 1]. On the null space of a matrix the
-    spectral form is 0 (the paper's closed form :math:`\exp(-t M^+)` is the identity there). A tensor ``t`` is clamped
-    to at least ``1e-6``.
+    spectral form is 0 (the paper's closed form :math:`\exp(-t M^+)` is the identity there). A number ``t`` is at
+    least ``1e-18``; a tensor is clamped to at least ``1e-6``.
 
     Example:
         >>> import torch, powerpool as pp
@@ -35,6 +36,15 @@ class HDP(Curve):
 
     def __init__(self, t: Parameter = 0.01) -> None:
         super().__init__(t, trace_normalize=True)
+
+    def _is_allowed(self, number: float) -> bool:
+        return number >= SMALLEST_T
+
+    def _range_message(self, given: float) -> str:
+        return (
+            f"{type(self).__name__} needs a finite t of at least {SMALLEST_T:g}, or from {self.minimum:g} to "
+            f"{self.maximum:g} in a tensor (got {given})."
+        )
 
     def _is_steep(self, number: float) -> bool:
         return number < 1e-4
@@ -68,12 +78,13 @@ class HDP(Curve):
     def _unit(self, theta: float) -> float:
         return -1 / (theta * LOG2_E)
 
-    def _write_value(self, p: Tensor, theta: float, out: Tensor) -> float:
+    def _write_value(self, p: Tensor, theta: float, out: Tensor, tracked: bool) -> float:
         # 2^x, x = -t/p log2(e), and 0 where that is about to be subnormal, which takes ten times as long.
         tiny = torch.finfo(p.dtype).tiny
         torch.exp2(p.clamp_(max=1 / math.log2(tiny)).reciprocal_(), out=out)
         torch.threshold_(out, 2 * tiny, 0.0)
-        p.square_().mul_(out)
+        if tracked:
+            p.square_().mul_(out)
         return 1 / (theta * LOG2_E**2)
 
 

@@ -59,8 +59,8 @@ class MaxExp(Curve):
     def _unit(self, theta: float) -> float:
         return -1.0
 
-    def _write_value(self, p: Tensor, theta: float, out: Tensor) -> float:
-        return write_complement_power(p, theta, out)
+    def _write_value(self, p: Tensor, theta: float, out: Tensor, tracked: bool) -> float:
+        return write_complement_power(p, theta, out, tracked)
 
     def _is_allowed(self, number: float) -> bool:
         return number >= 1

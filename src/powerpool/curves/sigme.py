@@ -73,11 +73,12 @@ class SigmE(Curve):
     def _unit(self, theta: float) -> float:
         return theta
 
-    def _write_value(self, p: Tensor, theta: float, out: Tensor) -> float:
+    def _write_value(self, p: Tensor, theta: float, out: Tensor, tracked: bool) -> float:
         # tanh(x/2) = e/(e+2), e = expm1(x): torch.tanh takes twice as long. Beyond 80 the value is 1, and e overflows.
         torch.clamp(p, max=80.0, out=out).expm1_()
         out.div_(out + 2)
-        # From the point, not from the value, which is 1 in float32 long before its slope vanishes.
-        p.abs_().neg_().sigmoid_()  # g' = 2 theta s (1 - s)
-        p.addcmul_(p, p, value=-1)
+        if tracked:
+            # From the point, not from the value, which is 1 in float32 long before its slope vanishes.
+            p.abs_().neg_().sigmoid_()  # g' = 2 theta s (1 - s)
+            p.addcmul_(p, p, value=-1)
         return 2 * theta

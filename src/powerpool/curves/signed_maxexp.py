@@ -51,9 +51,10 @@ class SignedMaxExp(MaxExp):
     def _unit(self, theta: float) -> float:
         return 1.0
 
-    def _write_value(self, p: Tensor, theta: float, out: Tensor) -> float:
+    def _write_value(self, p: Tensor, theta: float, out: Tensor, tracked: bool) -> float:
         magnitude = torch.copysign(p, -1.0)
-        factor = write_complement_power(magnitude, theta, out)
+        factor = write_complement_power(magnitude, theta, out, tracked)
         out.copysign_(p)
-        p.copy_(magnitude)
+        if tracked:
+            p.copy_(magnitude)
         return factor

@@ -18,7 +18,7 @@ from powerpool.curves import Curve
 from powerpool.errors import ArgumentError, DomainError, DTypeError, ShapeError, require_choice
 from powerpool.functional import MODES, Mode
 from powerpool.linalg.precision import as_float64, at_least_float32, without_autocast
-from powerpool.linalg.trace import make_terms
+from powerpool.linalg.trace import Terms, make_terms
 from powerpool.moments.segments import segment_autocorrelation, segment_mean
 from powerpool.solvers import FeatureSolver, Solver, resolve
 from powerpool.solvers.pool import require_representable, spectral_moment
@@ -40,7 +40,7 @@ except ModuleNotFoundError as error:
 class _PowerAggregation(Aggregation):
     """The part that both aggregations share: checks, and the curve with its initial parameter."""
 
-    def __init__(self, channels: int, curve: Curve | str | None, check: bool | None) -> None:
+    def __init__(self, channels: int, curve: Curve | str | None = None, *, check: bool | None = None) -> None:
         super().__init__()
         if channels < 1:
             raise ArgumentError(f"{type(self).__name__} needs channels >= 1 (got {channels}).")
@@ -183,11 +183,11 @@ class SecondOrderAggregation(_PowerAggregation):
         trace_power: float = 0.0,
         slope: float = 0.0,
     ) -> None:
-        super().__init__(channels, curve, check)
+        super().__init__(channels, curve, check=check)
         require_choice(mode, MODES, "mode")
         require_beta(beta)
         functional.require_pool_solver(solver, self.curve, mode)
-        self._terms = make_terms(eps, trace_power, slope, torch.float32)
+        make_terms(eps, trace_power, slope, torch.float32)
         self.mode: Mode = mode
         self.beta, self.solver = beta, solver
         self.eps, self.trace_power, self.slope = eps, trace_power, slope
@@ -250,6 +250,8 @@ class SecondOrderAggregation(_PowerAggregation):
         if means is not None and self.mean:
             vector = torch.cat([_soft_normalize(part) for part in (vector, means)], dim=-1)
         vector = vector.to(x.dtype)
+        if values_are_checked(x, self.check):
+            require_representable(vector, self.curve, self._terms, x, "features")
         return self.projection(vector) if self.projection else vector
 
     def extra_repr(self) -> str:
@@ -261,6 +263,10 @@ class SecondOrderAggregation(_PowerAggregation):
     @property
     def _options(self) -> dict[str, Any]:
         return {"eps": self.eps, "check": self.check, "trace_power": self.trace_power, "slope": self.slope}
+
+    @property
+    def _terms(self) -> Terms:
+        return make_terms(self.eps, self.trace_power, self.slope, torch.float32)
 
     def _padded(self, rows: Tensor, index: Tensor, sizes: Tensor, largest: int) -> Tensor:  # shape: (G, C, C)
         # Rows are multiplied by sqrt(P / N_s) and padded with zeros to P, so the mean over P locations is the mean over
@@ -289,10 +295,7 @@ class SecondOrderAggregation(_PowerAggregation):
             if self.curve is None:
                 return terms.add_residual(moment, terms.divide_matrix(moment, None, checked))
             solver = functional.choose_matrix_solver(self.solver, self.curve, moment)
-            result = spectral_moment(moment, self.curve, solver, terms, checked, is_positive=True)
-        if checked:
-            require_representable(result, self.curve, terms, rows, "features")
-        return result
+            return spectral_moment(moment, self.curve, solver, terms, checked, is_positive=True)
 
     def _require_matrix_solver(self, largest: int | None) -> None:
         if self.solver == "auto" or not isinstance(resolve(self.solver), FeatureSolver):
@@ -329,9 +332,6 @@ class FirstOrderPowerAggregation(_PowerAggregation):
         tensor([[1.4436, 0.0000],
                 [2.0947, 0.8814]])
     """
-
-    def __init__(self, channels: int, curve: Curve | str | None = None, *, check: bool | None = None) -> None:
-        super().__init__(channels, curve, check)
 
     def forward(
         self,
@@ -387,7 +387,7 @@ def _position(index: Tensor, sizes: Tensor) -> Tensor:  # shape: (N,), (G,) -> (
 def _soft_normalize(part: Tensor) -> Tensor:  # shape: (G, F)
     """Return v / sqrt(1 + |v|^2)."""
     square = as_float64(part).square().sum(-1, keepdim=True)  # overflows in float32 from a norm of 2e19 on
-    return part / (1 + square).sqrt().to(part.dtype)
+    return (part / (1 + square).sqrt()).to(part.dtype)
 
 
 def _zeros(x: Tensor, graphs: int, features: int) -> Tensor:  # shape: (0, C) -> (G, features)

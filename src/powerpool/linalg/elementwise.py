@@ -2,10 +2,10 @@ r"""Element-wise curves of a moment, from features to the result in one autograd
 
 Fresh memory for a matrix of 2048 channels takes longer than the product that fills it, so there are no C x C
 temporaries: the curve works on blocks of the product, and backward forms its weights block by block. With G the
-gradient of the result and :math:`P = \Phi\Phi^T/t`,
+gradient of the result, :math:`X = \Phi/\sqrt t` and :math:`P = X X^T`,
 
-.. math:: W = G \odot g'(P), \qquad Y = (W + W^T) \Phi, \qquad
-          \frac{\partial L}{\partial\Phi} = \frac1t \Bigl(Y - \frac{\langle Y, \Phi\rangle}{t} \Phi\Bigr)
+.. math:: W = G \odot g'(P), \qquad Y = (W + W^T) X, \qquad
+          \frac{\partial L}{\partial\Phi} = \frac{Y - \langle Y, X\rangle X}{\sqrt t}
 
 where the last term is the share of the trace; without division by the trace there is none, and t = N.
 """
@@ -70,15 +70,14 @@ def curve_of_product(
     if features.ndim != 3:  # a view costs a node
         flat = features.reshape(-1, *features.shape[-2:])
         total = total.reshape(-1, 1, 1) if isinstance(total, Tensor) else total
-    triangle = Triangle.of(size, features) if as_vector else None
-    result: Tensor = _CurveOfProduct.apply(flat, total, curve, terms, checked, tracked, triangle)
-    if triangle is not None:
-        return result.reshape(*features.shape[:-2], len(triangle.weight))
+    result: Tensor = _CurveOfProduct.apply(flat, total, curve, terms, checked, tracked, as_vector)
+    if as_vector:
+        return result.reshape(*features.shape[:-2], result.shape[-1])
     return result if features.ndim == 3 else result.reshape(*features.shape[:-1], size)
 
 
 class _CurveOfProduct(torch.autograd.Function):
-    """With a triangle, every matrix of the formulas has one row, the entries of the triangle."""
+    """For vectors, every matrix of the formulas has one row, the entries of the triangle."""
 
     @staticmethod
     def forward(
@@ -89,9 +88,11 @@ class _CurveOfProduct(torch.autograd.Function):
         terms: Terms,
         checked: bool,
         tracked: bool,
-        triangle: Triangle | None,
+        as_vector: bool,
     ) -> Tensor:  # shape: (B, C, C), or (B, 1, L)
         batch, size, _ = features.shape
+        # Here, not by the caller: torch.jit.trace does not find tensors that reach a function inside a tuple.
+        triangle = Triangle.of(size, features) if as_vector else None
         theta = float(curve.parameter)
         unit, root, x, number = curve._unit(theta), None, features, 1
         if isinstance(total, Tensor):
@@ -122,7 +123,7 @@ class _CurveOfProduct(torch.autograd.Function):
                 points.clamp_(low, high)
             if curve.adds_eps:
                 points.add_(terms.eps)
-            factor = curve._write_value(points, theta, out)
+            factor = curve._write_value(points, theta, out, tracked)
             if triangle is not None:
                 torch.mul(points if curve.keeps_value else out, triangle.weight, out=out)
         ctx.save_for_backward(features, x, kept, root)

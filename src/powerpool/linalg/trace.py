@@ -267,6 +267,8 @@ class _ProductByTrace(Function):
             if is_differentiated():
                 total = connected(total, energy_of(features))
                 p = times_transpose(features) / total
+                # Not in place: torch.func.hessian has a batch of totals, but one gradient if the loss is linear in p.
+                return (twice_symmetric_times(grad, features) - 2 * inner(grad, p) * features) / total, None
             weights = twice_symmetric(grad)
             weights.diagonal(dim1=-2, dim2=-1).sub_(2 * inner(grad, p).squeeze(-1))
             return weights.div_(total) @ features, None

@@ -240,7 +240,7 @@ def _apply_kernel(matrices: Tensor, x: Tensor, slots: Tensor, owner: Tensor, siz
 
 
 def _chunks(slots: Tensor, owner: Tensor, rows: Tensor, matrices: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Split the plan so that tiles take at most ``_CHUNK`` elements, and no more than rows and matrices."""
+    """Split the plan so that tiles take at most ``_CHUNK`` elements, and twice those of rows and matrices."""
     per_tile = (2 * slots.shape[1] + rows.shape[1]) * rows.shape[1]
     step = max(1, min(_CHUNK, 2 * (rows.numel() + matrices.numel())) // per_tile)
     return zip(slots.split(step), owner.split(step), strict=True)

@@ -187,16 +187,16 @@ class SecondOrderVector(SecondOrder):
     def _vector(
         self, features: Tensor, grid: Tensor | None, mask: Tensor | None = None
     ) -> Tensor:  # shape: (*, C, N), (2Z, N), (*, N) -> (*, out_features)
-        vector = functional.pooled(
+        vector = functional._pool(
             features,
             self.curve,
-            self.mode,
-            self.beta,
-            grid,
-            mask,
-            self.solver,
-            self.eps,
-            self.check,
+            mode=self.mode,
+            beta=self.beta,
+            coordinates=grid,
+            mask=mask,
+            solver=self.solver,
+            eps=self.eps,
+            check=self.check,
             trace_power=self.trace_power,
             slope=self.slope,
             as_vector=True,

@@ -48,7 +48,7 @@ class MatrixSolver(Solver):
         """Apply the curve to the spectrum of a matrix.
 
         Args:
-            matrix: exactly symmetric, float32 or float64, already divided by its trace if the curve needs that.
+            matrix: symmetric up to round-off, float32 or float64, already divided by its trace if the curve needs that.
             curve: the curve.
             check: whether values may be read, and bad ones refused.
             round_off: how far eigenvalues of a positive matrix may be negative, relative to the largest.

@@ -15,6 +15,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from powerpool.curves.asinhe import AsinhE
 from powerpool.curves.base import Curve
 from powerpool.curves.gamma import Gamma
 from powerpool.errors import NotFiniteError
@@ -81,9 +82,12 @@ def split_unit(sets: Sets, curve: Curve | None, terms: Terms) -> tuple[Sets, Ten
 def require_representable(result: Tensor, curve: Curve | None, terms: Terms, given: Tensor, what: str) -> None:
     """Refuse a result that overflows its dtype; ``given`` is the argument of the user and ``what`` its name.
 
-    Only powers above 1, residual terms and half precision can exceed the moment, which is finite. Reads values.
+    Only powers above 1, the argument of AsinhE, residual terms and half precision can exceed the moment, which is
+    finite. Reads values.
     """
-    grows = isinstance(curve, Gamma) and (isinstance(curve.gamma, Tensor) or curve.gamma > 1)
+    grows = isinstance(curve, AsinhE) or (
+        isinstance(curve, Gamma) and (isinstance(curve.gamma, Tensor) or curve.gamma > 1)
+    )
     if not (grows or terms.has_residual or result.dtype.itemsize < 4) or result.numel() == 0:
         return
     low, high = torch.aminmax(result.detach())

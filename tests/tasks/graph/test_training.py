@@ -169,6 +169,7 @@ def test_validation_uses_the_batch_norm_statistics_of_the_settings(graphs, kind)
         assert training.curves.validation_loss[-1] == recomputed
     else:
         assert training.curves.validation_loss[-1] != pytest.approx(recomputed, rel=1e-3)
+    assert len(training.statistics_graphs) == (len(parts) if kind == "recomputed" else 0)
     sizes = [len(part) for part in parts]
     assert max(sizes) - min(sizes) <= 1
     assert torch.equal(torch.cat(parts).sort().values, training.train)

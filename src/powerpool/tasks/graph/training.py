@@ -84,7 +84,8 @@ class Training:
         # Files are often sorted by class: shuffle, so that these batches are mixed as those of the training are.
         shuffled = train[torch.randperm(len(train), generator=torch.Generator().manual_seed(0))]
         self.statistics_batches = shuffled.tensor_split(-(-len(train) // config.batch_size))
-        self.statistics_graphs = [self.graphs[part.to(config.device)] for part in self.statistics_batches]
+        used = self.statistics_batches if config.batch_norm == "recomputed" else ()
+        self.statistics_graphs = [self.graphs[part.to(config.device)] for part in used]
         # Initial weights, dropout and neighbours are drawn from the global generator, which belongs to the caller: its
         # state is restored after every epoch, and that of the training is kept here.
         with torch.random.fork_rng():
