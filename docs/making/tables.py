@@ -101,7 +101,7 @@ def pools() -> str:
     """Compare pools with their competitors."""
     rows = []
     for target in TARGETS:
-        case = next(case for case in suite("pools").cases if case.sizes == target.sizes)
+        case = next(case for case in suite("pools").cases if case.name == target.name)
         ours, floor, loewner, newton_schulz = (
             case.find(name).total.median for name in (OURS, "form M", LOEWNER, NEWTON_SCHULZ)
         )
@@ -377,6 +377,18 @@ def episodes_table(group: Group) -> str:
     return f"{group.title}:\n\n" + as_table(names, ([escaped(line[name]) for name in names] for line in lines))
 
 
+def frozen_features() -> str:
+    """List the accuracy of pools and classifiers on frozen features, with one and with five support images."""
+    pools = ("FOP", "FOP+AsinhE", "SOP", "SOP+AsinhE", "SOP+SigmE", "SOP+SpecGamma", "SOP+SpecHDP", "SOP+SpecMaxExpF")
+    classifiers = ("NCM", "Ridge", "Logistic")
+    shots = [found("fewshot-features", "flower102", f"5-way-{shot}-shot") for shot in (1, 5)]
+    rows = []
+    for pool in pools:
+        records = [row(group, f"{pool}+{name}").record for group in shots for name in classifiers]
+        rows.append((pool, *(f"{record.mean:.1f}" for record in records)))
+    return as_table(("pool", *(f"{shot}-shot, {name}" for shot in (1, 5) for name in classifiers)), rows)
+
+
 def fewshot_headline() -> str:
     """Compare methods in 5-way 1-shot episodes."""
     methods = ("RelationNet", "PrototypicalNet", "SoSN(x)", "SoSN(x)+SigmE", "SoSN(x)+SpecMaxExpF")
@@ -452,6 +464,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "rectified maps": rectified_maps,
     "few-shot": fewshot,
     "few-shot headline": fewshot_headline,
+    "frozen features": frozen_features,
     "pre-training": pretraining,
     "curve accuracy": curve_accuracy,
     "curve times": curve_times,

@@ -137,4 +137,4 @@ def test_maps_from_files_are_those_of_the_backbone() -> None:
     bare, folded, files = (contender.step(Stopwatch()).value for contender in case.contenders)
     assert files.shape == (2 * 12, 320, 2, 2)
     assert_close(folded, bare, rtol=1e-3, atol=1e-4)
-    assert_close(files, folded, rtol=1e-5, atol=1e-5)
+    assert_close(files, folded, rtol=1e-3, atol=1e-4)

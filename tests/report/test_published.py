@@ -29,7 +29,7 @@ ROOT = Path(__file__).parents[2]
 FOLDERS = (
     *("graph", "graph-sets", "graph-protocols"),
     *("vision", "vision-alexnet", "vision-vit", "vision-convnext"),
-    *("fewshot", "fewshot-pretraining"),
+    *("fewshot", "fewshot-features", "fewshot-pretraining"),
 )
 GRAPHS = ("MUTAG", "PTC_MR", "PROTEINS", "NCI1")
 READOUTS = ("GIN0", "SOP", "SOP+SigmE", "SOP+NewtonSchulz", "SOP+SpecMaxExpF")
@@ -106,6 +106,8 @@ def test_records_have_the_settings_of_the_recipe(folder: str) -> None:
         name = f"{record.task}/{data}{'-5-shot' if '5-shot' in protocol else ''}.yaml"
         if folder == "fewshot-pretraining":
             name = "fewshot/pretraining-300.yaml"
+        if folder == "fewshot-features":
+            name = "fewshot/features.yaml"
         if folder == "graph-protocols":
             name = "graph/protocols.yaml"
         if folder.startswith("vision-"):
@@ -117,6 +119,7 @@ def test_records_have_the_settings_of_the_recipe(folder: str) -> None:
         own = {
             "data",
             "test.way",
+            *(("test.shot",) if folder == "fewshot-features" else ()),
             "pool.method",
             *(f"model.{setting}" for setting in ("beta", "mean", "trace_power") if setting not in has),
         }
