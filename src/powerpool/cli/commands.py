@@ -13,7 +13,7 @@ from powerpool.files import csv_text, locked, read_json, write_json, write_text
 from powerpool.runs.environment import environment
 from powerpool.runs.folder import CHECKPOINTS, EVALUATION, RECORD, open_run, require_output
 from powerpool.runs.record import RunRecord
-from powerpool.tasks.base import Task, Watch, get_task, ignore_progress, run_chain
+from powerpool.tasks.base import Task, Watch, fit_units, get_task, ignore_progress, run_chain
 
 CONFUSION = "confusion.png"
 
@@ -68,8 +68,7 @@ def _take_part(task: Task[Any, Any, Any, Any], config: Any, options: Any) -> Non
     with output_settings(quiet=True):
         data = task.load(config)
         folder = Path(options.out or options.default_folder(task.identity(data).name))
-        for unit in task.units(config, options.chain):
-            task.fit(config, data, unit, options.protocols, folder / CHECKPOINTS / unit.name, ignore_progress)
+        fit_units(task, config, data, options.chain, options.protocols, folder / CHECKPOINTS, ignore_progress)
 
 
 def evaluate(options: Any) -> None:

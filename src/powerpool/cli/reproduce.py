@@ -218,7 +218,7 @@ def sweep(options: Any) -> None:
         # Before the data is read: a value that the method cannot have is refused at once.
         configs = {name: options.points(recipe, name) for name in options.over}
         with show_progress() as watch:
-            data = task.load(recipe, watch)
+            data = task.load_selection(recipe, watch)
         units = {
             name: [_make_point(task, config, data, options.folder) for config in configs[name]] for name in configs
         }

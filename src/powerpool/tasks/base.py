@@ -288,6 +288,10 @@ class SweepableTask(Task[C, D, F, M]):
     validation_part: ClassVar[str]
     """What the validation scores are of, such as "validation images"."""
 
+    def load_selection(self, config: C, watch: Watch) -> D:
+        """Read the data that settings are selected with: all but that of the test, if the rest saves work."""
+        return self.load(config, watch)
+
     @abstractmethod
     def sweep_facts(self, data: D) -> dict[str, Json]:
         """Return what the record of a sweep states about the validation part, such as its size."""
@@ -321,6 +325,22 @@ def run_chain(
         checkpoints: folder to resume from; None to keep nothing.
         watch: called with the progress.
     """
+    fits = fit_units(task, config, data, chain, protocols, checkpoints, watch)
+    last = None if checkpoints is None else checkpoints / f"{chain:02d}-final"
+    models = task.finish(config, data, chain, fits, protocols, last, watch)
+    return Outcome(models, task.test(config, data, chain, fits, models, watch))
+
+
+def fit_units(
+    task: Task[C, D, F, M],
+    config: C,
+    data: D,
+    chain: int,
+    protocols: Sequence[str],
+    checkpoints: Path | None,
+    watch: Watch,
+) -> list[F]:
+    """Fit every unit of a chain, and those that the selection then asks for; see :func:`run_chain`."""
     fits: list[F] = []
 
     def fit(unit: Unit, protocols: Sequence[str]) -> None:
@@ -334,9 +354,7 @@ def run_chain(
     for protocol in protocols:
         while (further := task.further_unit(config, chain, fits, protocol)) is not None:
             fit(further, [protocol])
-    last = None if checkpoints is None else checkpoints / f"{chain:02d}-final"
-    models = task.finish(config, data, chain, fits, protocols, last, watch)
-    return Outcome(models, task.test(config, data, chain, fits, models, watch))
+    return fits
 
 
 TASKS = {"graph": "powerpool.tasks.graph", "vision": "powerpool.tasks.vision", "fewshot": "powerpool.tasks.fewshot"}

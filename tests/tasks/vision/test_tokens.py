@@ -15,12 +15,11 @@ from powerpool.integrations.backbones import load_backbone
 from powerpool.report.write import read_records
 from powerpool.runs.config import Setting, make_config
 from powerpool.runs.record import RunRecord
-from powerpool.tasks.vision.config import FineTuningConfig, PoolConfig, VisionConfig
+from powerpool.tasks.vision.config import PoolConfig, VisionConfig
 from powerpool.tasks.vision.extraction import extract, read_images
 from powerpool.tasks.vision.inference import load_run
 from powerpool.tasks.vision.model import ImageClassifier
 from powerpool.tasks.vision.options import ReproduceOptions
-from powerpool.tasks.vision.tuned import list_trainings
 from tests.integrations.families import FAMILIES, TOKENS
 
 BY_NAME = {family.name: family for family in FAMILIES}
@@ -150,27 +149,16 @@ def test_seeds_and_learning_rates(textures, tmp_path):
         assert [result.seed for result in record.results] == [3, 4]
         assert record.config["split_seed"] == 0
         assert record.config["crops"]["size"] == 32
-        for result in record.results:
-            rates = {trial.settings["learning_rate"]: trial for trial in result.trials}
-            assert set(rates) == {0.0001, 0.001}
-            best = min(rates.values(), key=lambda trial: (-trial.value, trial.loss))
-            assert result.chosen["learning_rate"] == best.settings["learning_rate"]
-            assert result.validation is not None
-            assert result.validation.value == best.value
+        first, second = record.results
+        rates = {trial.settings["learning_rate"]: trial for trial in first.trials}
+        assert set(rates) == {0.0001, 0.001}
+        best = min(rates.values(), key=lambda trial: (-trial.value, trial.loss))
+        assert first.chosen["learning_rate"] == second.chosen["learning_rate"] == best.settings["learning_rate"]
+        assert first.validation is not None
+        assert first.validation.value == best.value
     text = (tmp_path / "out" / "README.md").read_text()
     assert "2 runs per method" in text
     assert "3, 4" in text
-
-
-def test_learning_rates_change_both_groups_by_one_factor():
-    training = FineTuningConfig(learning_rate=0.1, head_learning_rate=0.2, learning_rates=[0.1, 0.3])
-    found = [
-        (one.training.learning_rate, one.training.head_learning_rate)
-        for one in list_trainings(VisionConfig(training=training))
-    ]
-    assert [found[0], *found[1]] == [(0.1, 0.2), 0.3, pytest.approx(0.6)]
-    with pytest.raises(PowerPoolError, match="learning_rates"):
-        FineTuningConfig(learning_rates=[0.1, 0.2], validation="train")
 
 
 def test_seeds_need_training_end_to_end(registers, textures, tmp_path, capsys):

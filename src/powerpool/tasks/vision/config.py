@@ -132,7 +132,10 @@ class FineTuningConfig:
         learning_rate: of the backbone, in the first epochs
         head_learning_rate: of the pool and the classifier
         learning_rates: values of learning_rate to select from by validation, with a training for each;
-            head_learning_rate changes by the same factor
+            head_learning_rate changes by the same factor, unless head_learning_rates are given
+        head_learning_rates: values of head_learning_rate to select from in the same way, with each of learning_rates
+        search_epochs: epochs of the trainings that learning rates are selected by, the best of which is continued to
+            the last epoch; null: all epochs
         optimizer: rmsprop or adamw, which with weight_decay 0 is Adam
         smoothing: of the moving average of RMSprop; AdamW has its usual averages, 0.9 and 0.999
         decay_every: epochs between two reductions of the learning rates
@@ -159,6 +162,8 @@ class FineTuningConfig:
     learning_rate: float = 1e-4
     head_learning_rate: float = 1e-3
     learning_rates: list[float] = field(default_factory=list)
+    head_learning_rates: list[float] = field(default_factory=list)
+    search_epochs: int | None = None
     optimizer: Literal["rmsprop", "adamw"] = "rmsprop"
     smoothing: float = 0.99
     decay_every: int = 10
@@ -182,14 +187,22 @@ class FineTuningConfig:
         require_at_least(1, "training", **{name: getattr(self, name) for name in counts})
         require_at_least(0, "training", weight_decay=self.weight_decay, jitter=self.jitter)
         require_above(0, "training", learning_rate=self.learning_rate, head_learning_rate=self.head_learning_rate)
-        require_distinct(**{"training.learning_rates": self.learning_rates})
-        for rate in self.learning_rates:
-            require_above(0, "training", learning_rates=rate)
-        if len(self.learning_rates) > 1 and self.validation == "train":
-            raise ArgumentError(
-                f"training.learning_rates must have one value where training.validation is train (got "
-                f"{self.learning_rates}): no images are left to select one."
-            )
+        for name in ("learning_rates", "head_learning_rates"):
+            rates = getattr(self, name)
+            require_distinct(**{f"training.{name}": rates})
+            for rate in rates:
+                require_above(0, "training", **{name: rate})
+            if len(rates) > 1 and self.validation == "train":
+                raise ArgumentError(
+                    f"training.{name} must have one value where training.validation is train (got {rates}): no images "
+                    "are left to select one."
+                )
+        if self.search_epochs is not None:
+            require_at_least(1, "training", search_epochs=self.search_epochs)
+            if self.search_epochs > self.epochs:
+                raise ArgumentError(
+                    f"training.search_epochs must be at most training.epochs, {self.epochs} (got {self.search_epochs})."
+                )
         if self.patience is not None:
             require_at_least(1, "training", patience=self.patience)
             if self.validation == "train":
@@ -207,6 +220,26 @@ class FineTuningConfig:
                 f"training.precision auto needs training.nodes 1 (got {self.nodes}): machines may differ. Choose a "
                 "precision for all of them."
             )
+
+    @property
+    def rates(self) -> list[tuple[float, float]]:
+        """The pairs of learning rates to select from, of the backbone and of the rest.
+
+        Example:
+            >>> FineTuningConfig(learning_rate=0.001, head_learning_rate=0.01, learning_rates=[0.001, 0.004]).rates
+            [(0.001, 0.01), (0.004, 0.04)]
+            >>> FineTuningConfig(learning_rates=[0.001, 0.004], head_learning_rates=[0.01]).rates
+            [(0.001, 0.01), (0.004, 0.01)]
+        """
+        own = self.learning_rates or [self.learning_rate]
+        if self.head_learning_rates:
+            return [(rate, head) for rate in own for head in self.head_learning_rates]
+        return [(rate, self.head_learning_rate * (rate / self.learning_rate)) for rate in own]  # exact for a ratio of 1
+
+    @property
+    def searched(self) -> tuple[str, ...]:
+        """The learning rates that validation selects."""
+        return tuple(name for name in ("learning_rate", "head_learning_rate") if getattr(self, f"{name}s"))
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib import metadata
@@ -29,6 +29,8 @@ VERSION = 1
 """Raised whenever the same image, crops and weights give other features: stored ones are then computed again."""
 ITEMS = "items.json"
 SPLITS = ("train", "validation", "test")
+SELECTION = ("train", "validation")
+"""The splits that settings are selected with."""
 CPU_BATCH = 4
 """Crops that pass through the backbone at once on a CPU: their maps fit into its cache. Batches of 24 take twice as
 long per crop."""
@@ -102,15 +104,21 @@ def read_images(config: VisionConfig) -> tuple[ImageSet, dict[str, list[str]]]:
 
 
 def extract(
-    config: VisionConfig, images: ImageSet, *, folder: Path | None = None, watch: Watch = ignore_progress
+    config: VisionConfig,
+    images: ImageSet,
+    *,
+    needed: Sequence[str] = SPLITS,
+    folder: Path | None = None,
+    watch: Watch = ignore_progress,
 ) -> Features:
-    """Return the feature maps of all splits, computing those that are not stored yet.
+    """Return the feature maps of the needed splits, computing those that are not stored yet.
 
     A stopped extraction is resumed. A second process that wants the same maps is refused while one computes them.
 
     Args:
         config: backbone, crops, precision and number of workers.
-        images: the images.
+        images: the images of all splits.
+        needed: the splits to compute; the others may be computed later, into the same folder.
         folder: where the features are stored; default: the folder ``features`` of the cache.
         watch: called with the progress of each split.
     """
@@ -132,12 +140,14 @@ def extract(
         network = freeze(backbone, size, config.accelerator)
         shape = (config.crops.count, *network(torch.zeros(1, 3, size, size, dtype=torch.uint8)).shape[1:])
         for name, split in splits.items():
+            if name not in needed:
+                continue
             store = FeatureStore(place / name, facts, count=len(split), shape=shape, dtype=config.stored)
             _fill(store, split, config.crops, network, config.workers, partial(watch, f"features of {name}"))
         items = {name: {"names": split.names, "targets": split.targets.tolist()} for name, split in splits.items()}
         own = {"shape": shape, "prefix_tokens": backbone.prefix_tokens}
         write_json(place / ITEMS, {"facts": facts, "classes": images.classes, **own, "splits": items})
-    return open_features(place)
+    return open_features(place, needed)
 
 
 def _made_by() -> str:
@@ -153,8 +163,8 @@ def choose_device(accelerator: str) -> torch.device:
     return torch.device("cuda" if accelerator != "cpu" and torch.cuda.is_available() else "cpu")
 
 
-def open_features(folder: str | Path) -> Features:
-    """Open stored features by their folder; neither images nor backbone are needed."""
+def open_features(folder: str | Path, needed: Sequence[str] = SPLITS) -> Features:
+    """Open stored features by their folder; neither images nor backbone are needed. Needed splits must be complete."""
     folder = Path(folder)
     found = read_json(folder / ITEMS)
     facts, splits = found["facts"], found["splits"]
@@ -163,7 +173,7 @@ def open_features(folder: str | Path) -> Features:
         for name, split in splits.items()
     }
     for name, store in stores.items():
-        if not store.is_complete:
+        if name in needed and not store.is_complete:
             raise RecordError(
                 f"{store.folder} contains features of {store.done} of {store.count} {name} images. Repeat the command "
                 "that computed them."

@@ -36,7 +36,7 @@ from powerpool.tasks.vision.linear import first_near_best
 from powerpool.tasks.vision.loop import FineTuningError, Loop, Plan, Progress, Stopped, make_fabric
 from powerpool.tasks.vision.model import ImageClassifier
 
-FREE = ("epochs", "patience", "devices", "nodes", "logger", "learning_rates")
+FREE = ("epochs", "patience", "devices", "nodes", "logger", "learning_rates", "head_learning_rates", "search_epochs")
 """Settings of training that may change when it is resumed; they do not change the batches that are done."""
 LAUNCHED = "TORCHELASTIC_RUN_ID"
 """The variable that torchrun sets."""
@@ -58,6 +58,14 @@ class FineTuned:
     """Of training and validation, in all parts of a training that was stopped."""
     learning_rate: float
     """Of the backbone."""
+    head_learning_rate: float
+    is_final: bool = True
+    """Whether it has all its epochs; otherwise it was trained to select learning rates."""
+
+    @property
+    def rates(self) -> tuple[float, float]:
+        """The learning rates, of the backbone and of the rest."""
+        return self.learning_rate, self.head_learning_rate
 
     @property
     def converged(self) -> int | None:
@@ -121,7 +129,8 @@ def fine_tune(
     progress = Progress(**state["progress"])
     model.load_state_dict(progress.best["weights"] if progress.best else state["model"])
     epoch = progress.best["epoch"] if progress.best else progress.epoch
-    return FineTuned(model.eval(), epoch, progress.curves, progress.seconds, config.training.learning_rate)
+    rates = config.training.learning_rate, config.training.head_learning_rate
+    return FineTuned(model.eval(), epoch, progress.curves, progress.seconds, *rates)
 
 
 def _require_possible(config: VisionConfig, train: ImageSplit) -> None:

@@ -37,9 +37,9 @@ CHECKPOINT = "last.pt"
 LOGS = "logs"
 LOG_EVERY = 10
 """Steps between two rows of the log."""
-IMAGES_ON_CPU = 1
-"""Images whose gradients are computed at once on a CPU; the gradients of a step are their sum. Memory is then that of
-the crops of one image, whatever the batch size."""
+CROPS_ON_CPU = 12
+"""Crops whose gradients are computed at once on a CPU, at least those of one image; the gradients of a step are their
+sum. Memory then does not depend on the batch size. Fewer are slower, and more are not faster."""
 
 
 class FineTuningError(PowerPoolError, RuntimeError):
@@ -199,7 +199,8 @@ class Loop:
         Where the statistics of batch normalization are trained, they are those of the whole batch.
         """
         on_cpu = self.fabric.device.type == "cpu"
-        size = IMAGES_ON_CPU if on_cpu and not self.config.batch_norm else len(batch["target"])
+        at_once = max(1, CROPS_ON_CPU // batch["images"].shape[1])
+        size = at_once if on_cpu and not self.config.batch_norm else len(batch["target"])
         parts = []
         for images, factors, targets in zip(
             *(batch[name].split(size) for name in ("images", "factors", "target")), strict=True

@@ -18,6 +18,7 @@ from powerpool.console import print_note
 from powerpool.data import ImageSet
 from powerpool.data.sources import is_at_path
 from powerpool.errors import ArgumentError
+from powerpool.files import read_json
 from powerpool.runs.config import read_recipe, read_settings, recipe_names
 from powerpool.runs.folder import DataIdentity, require_same_data
 from powerpool.runs.record import Confusion, Spectrum, SplitResult, Trial, pack_bits
@@ -47,7 +48,15 @@ from powerpool.tasks.vision.config import (
     grid_names,
     grid_values,
 )
-from powerpool.tasks.vision.extraction import SPLITS, Features, choose_device, extract, open_features, read_images
+from powerpool.tasks.vision.extraction import (
+    SELECTION,
+    SPLITS,
+    Features,
+    choose_device,
+    extract,
+    open_features,
+    read_images,
+)
 from powerpool.tasks.vision.finetuning import FineTuned, is_first, require_joint_training
 from powerpool.tasks.vision.frozen import FrozenFit, FrozenModel
 from powerpool.tasks.vision.inference import TrainedModel, evaluate, feature_source, predict
@@ -58,7 +67,7 @@ from powerpool.tasks.vision.plan import with_memory_share
 from powerpool.tasks.vision.tuned import TunedModel
 
 END_TO_END = "end-to-end"
-NEW_TRAINING = ("learning_rates", "optimizer", "class_weights", "patience")
+NEW_TRAINING = ("learning_rates", "head_learning_rates", "search_epochs", "optimizer", "class_weights", "patience")
 """Settings of training that records of earlier versions do not have."""
 
 
@@ -84,12 +93,18 @@ class VisionTask(SweepableTask[VisionConfig, Data, Fit, Model]):
     # ---- data ----
 
     def load(self, config: VisionConfig, watch: Watch = ignore_progress) -> Data:
+        return self._load(config, SPLITS, watch)
+
+    def load_selection(self, config: VisionConfig, watch: Watch) -> Data:
+        return self._load(config, SELECTION, watch)
+
+    def _load(self, config: VisionConfig, needed: Sequence[str], watch: Watch) -> Data:
         images, skipped = read_images(config)
         for remark in images.remarks:
             print_note(remark)
         for split, names in skipped.items():
             print_note(f"{len(names)} {split} images cannot be read and are skipped, the first is {names[0]}.")
-        return extract(config, images, watch=watch) if config.mode == "frozen" else images
+        return extract(config, images, needed=needed, watch=watch) if config.mode == "frozen" else images
 
     def identity(self, data: Data) -> DataIdentity:
         if isinstance(data, Features):
@@ -101,7 +116,7 @@ class VisionTask(SweepableTask[VisionConfig, Data, Fit, Model]):
 
     def open(self, config: VisionConfig, reference: Json) -> Data:
         if config.mode == "frozen":
-            return open_features(reference)
+            return open_features(reference, SELECTION)  # test features are complete if load computed them
         images = self.load(config)
         require_same_data(self.identity(images), reference)
         return images
@@ -136,12 +151,14 @@ class VisionTask(SweepableTask[VisionConfig, Data, Fit, Model]):
     # ---- the protocol ----
 
     def units(self, config: VisionConfig, chain: int) -> list[Unit]:
-        count = len(list(config.points())) if config.mode == "frozen" else len(tuned.list_trainings(config))
-        return [Unit(chain, point) for point in range(count)]
+        if config.mode == END_TO_END:
+            return tuned.list_units(config, chain)
+        return [Unit(chain, point) for point, _ in enumerate(config.points())]
 
     def further_unit(self, config: VisionConfig, chain: int, fits: Sequence[Fit], protocol: str) -> Unit | None:
-        points = [fit for fit in fits if isinstance(fit, FrozenFit)]
-        return frozen.further_unit(config, chain, points, protocol) if config.mode == "frozen" else None
+        if config.mode == END_TO_END:
+            return tuned.further_unit(config, chain, _trainings(fits), protocol)
+        return frozen.further_unit(config, chain, _points(fits), protocol)
 
     def with_protocol(self, config: VisionConfig, protocol: str) -> VisionConfig:
         return frozen.with_protocol(config, protocol)
@@ -156,14 +173,12 @@ class VisionTask(SweepableTask[VisionConfig, Data, Fit, Model]):
         watch: Watch,
     ) -> Fit | None:
         if isinstance(data, ImageSet):
-            return tuned.train(config, data, unit.point, checkpoint, watch)
+            return tuned.train(config, data, unit, checkpoint, watch)
         return frozen.fit(config, unit, data, protocols, checkpoint, watch)
 
     def select(self, fits: Sequence[Fit], protocol: str) -> Fit:
-        points = [fit for fit in fits if isinstance(fit, FrozenFit)]
-        if points:
-            return frozen.select(points, protocol)
-        return tuned.select([fit for fit in fits if isinstance(fit, FineTuned)])
+        points = _points(fits)
+        return frozen.select(points, protocol) if points else tuned.select(_trainings(fits))
 
     def protocol(self, config: VisionConfig) -> str:
         return PROTOCOLS[config.head.kind] if config.mode == "frozen" else END_TO_END
@@ -184,9 +199,8 @@ class VisionTask(SweepableTask[VisionConfig, Data, Fit, Model]):
         watch: Watch,
     ) -> dict[str, Model]:
         if isinstance(data, Features):
-            points = [fit for fit in fits if isinstance(fit, FrozenFit)]
-            return {**frozen.train_again(config, points, data, protocols, checkpoint, watch)}
-        fit = tuned.select([fit for fit in fits if isinstance(fit, FineTuned)])
+            return {**frozen.train_again(config, _points(fits), data, protocols, checkpoint, watch)}
+        fit = tuned.select(_trainings(fits))
         trained = TrainedModel(fit.model, data.classes, config.crops, is_trained=True)
         return {protocol: TunedModel(trained, fit) for protocol in protocols}
 
@@ -204,20 +218,20 @@ class VisionTask(SweepableTask[VisionConfig, Data, Fit, Model]):
         found, split = {}, data["test"]
         for protocol, model in models.items():
             assert isinstance(model, TunedModel)
-            fit, tried = model.fit, [other for other in fits if isinstance(other, FineTuned)]
-            rate = {"learning_rate": fit.learning_rate} if config.training.learning_rates else {}
+            fit, tried = model.fit, _trainings(fits)
+            rates = tuned.searched_rates(config, fit)
             logits = model.trained.logits(split, config.workers, lambda done: watch("test images", done, len(split)))
             found[protocol] = _measure(
                 logits,
                 split.targets,
                 data.classes,
                 model.trained.spectrum(split),
-                chosen={"epoch": float(fit.epoch), **rate},
-                trials=tuple(tuned.list_trials(tried)) if rate else (),
+                chosen={"epoch": float(fit.epoch), **rates},
+                trials=tuple(tuned.list_trials(config, tried)) if rates else (),
                 converged=fit.converged,
                 validation=fit.validation,
                 curves={name: round_curve(values, digits=17) for name, values in fit.curves.items()},
-                seconds=sum(other.seconds for other in tried),
+                seconds=tuned.count_seconds(tried),
                 seed=config.seed,
             )
         return found
@@ -227,7 +241,7 @@ class VisionTask(SweepableTask[VisionConfig, Data, Fit, Model]):
     ) -> dict[str, SplitResult]:
         start = time.perf_counter()
         own = {protocol: model for protocol, model in models.items() if isinstance(model, FrozenModel)}
-        points = [fit for fit in fits if isinstance(fit, FrozenFit)]
+        points = _points(fits)
         logits = frozen.stored_logits(own, data.maps("test"), watch)
         seconds = time.perf_counter() - start
         spectra = {model.pool: frozen.stored_spectrum(model.pool, data.maps("test")) for model in own.values()}
@@ -335,9 +349,19 @@ class VisionTask(SweepableTask[VisionConfig, Data, Fit, Model]):
                 if isinstance(data, Features):
                     require_rectified(config.pool.method, data.maps("train"), config.backbone)
                     own["solvers"] = frozen.solvers(config, data, protocols)
-                seeded = [replace(config, seed=seed, split_seed=split_seed) for seed in options.seeds] or [config]
-                method = config.pool.method
-                rows.append(Row(tuple(seeded), data, protocols, method, title, exclusive=not is_frozen, settings=own))
+                first, *others = [replace(config, seed=seed, split_seed=split_seed) for seed in options.seeds] or [
+                    config
+                ]
+                row = Row((first,), data, protocols, config.pool.method, title, exclusive=not is_frozen, settings=own)
+                if len(config.training.rates) == 1 or is_frozen:
+                    rows.append(replace(row, configs=(first, *others)))
+                    continue
+                searched: dict[str, Json] = {"search_seed": first.seed} if others else {}
+                row = replace(row, facts=searched)
+                rows.append(row)
+                for other in others:
+                    use = replace(row, source=row, start_from=_use_rates, extends=True, settings=searched)
+                    rows.append(replace(use, configs=(other,)))
         return rows
 
     def describe(self, config: VisionConfig, data: Data, protocol: str, result: Any) -> str:
@@ -349,6 +373,21 @@ class VisionTask(SweepableTask[VisionConfig, Data, Fit, Model]):
 
 
 TASK = VisionTask()
+
+
+def _points(fits: Sequence[Fit]) -> list[FrozenFit]:
+    return [fit for fit in fits if isinstance(fit, FrozenFit)]
+
+
+def _trainings(fits: Sequence[Fit]) -> list[FineTuned]:
+    return [fit for fit in fits if isinstance(fit, FineTuned)]
+
+
+def _use_rates(config: VisionConfig, result: Path) -> VisionConfig:
+    """Return the settings with the learning rates that another seed selected."""
+    chosen = next(iter(read_json(result)["results"].values()))["chosen"]
+    rates: dict[str, Any] = {f"{name}s": [chosen[name]] for name in config.training.searched}
+    return replace(config, training=replace(config.training, **rates))
 
 
 def with_precision(config: VisionConfig) -> VisionConfig:

@@ -1,7 +1,11 @@
-"""Training end to end as a task sees it: a training for each learning rate, of which validation selects one."""
+"""Training end to end as a task sees it: a training for each learning rate, of which validation selects one.
+
+With ``search_epochs`` these trainings are short, and one more unit continues the selected one to the last epoch.
+"""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -11,9 +15,10 @@ import torch
 
 from powerpool.console import is_quiet, print_note
 from powerpool.data import ImageSet, check_images
+from powerpool.files import atomic, make_folder
 from powerpool.integrations.backbones import load_backbone
-from powerpool.runs.record import Score, Trial
-from powerpool.tasks.base import Watch
+from powerpool.runs.record import Chosen, Score, Trial
+from powerpool.tasks.base import Unit, Watch
 from powerpool.tasks.methods import VISION_METHODS
 from powerpool.tasks.vision import frozen
 from powerpool.tasks.vision.config import VisionConfig
@@ -32,30 +37,57 @@ class TunedModel:
     fit: FineTuned
 
 
-def list_trainings(config: VisionConfig) -> list[VisionConfig]:
-    """Return the settings of the trainings: one for each learning rate.
+def list_units(config: VisionConfig, chain: int) -> list[Unit]:
+    """Return a unit for each learning rate."""
+    return [Unit(chain, point) for point in range(len(config.training.rates))]
 
-    Example:
-        >>> from powerpool.tasks.vision.config import FineTuningConfig
-        >>> rates = FineTuningConfig(learning_rate=0.001, head_learning_rate=0.01, learning_rates=[0.001, 0.004])
-        >>> [one.training.head_learning_rate for one in list_trainings(VisionConfig(training=rates))]
-        [0.01, 0.04]
-    """
-    training, found = config.training, []
-    for rate in training.learning_rates or [training.learning_rate]:
-        head = training.head_learning_rate * (rate / training.learning_rate)  # unchanged for the same rate
-        found.append(replace(config, training=replace(training, learning_rate=rate, head_learning_rate=head)))
-    return found
+
+def further_unit(config: VisionConfig, chain: int, fits: Sequence[FineTuned], protocol: str) -> Unit | None:
+    """Return the unit that continues the selected training to the last epoch; None if that is done."""
+    rates = config.training.rates
+    if not is_search(config) or any(fit.is_final for fit in fits):
+        return None
+    return Unit(chain, rates.index(select(fits).rates), protocol)
+
+
+def is_search(config: VisionConfig) -> bool:
+    """Whether learning rates are selected by shorter trainings."""
+    training = config.training
+    return len(training.rates) > 1 and training.search_epochs not in (None, training.epochs)
 
 
 def train(
-    config: VisionConfig, images: ImageSet, point: int, checkpoint: Path | None, watch: Watch
+    config: VisionConfig, images: ImageSet, unit: Unit, checkpoint: Path | None, watch: Watch
 ) -> FineTuned | None:
     """Train with one of the learning rates; None if the loss diverges and there are others."""
-    configs = list_trainings(config)
-    config = configs[point]
     if checkpoint is None:
         raise ValueError("End-to-end training needs a folder for its checkpoint.")
+    training = config.training
+    rate, head = training.rates[unit.point]
+    is_short = is_search(config) and unit.protocol is None
+    epochs = training.search_epochs if is_short else None
+    own = replace(training, learning_rate=rate, head_learning_rate=head, epochs=epochs or training.epochs)
+    if unit.protocol is not None:
+        _continue(checkpoint.with_name(Unit(unit.chain, unit.point).name), checkpoint)
+    try:
+        found = _train(replace(config, training=own), images, checkpoint, watch)
+    except DivergedError as error:
+        if len(training.rates) == 1 or unit.protocol is not None:
+            raise
+        print_note(f"learning rates {rate:g} and {head:g}: {error}")
+        return None
+    return replace(found, is_final=not is_short)
+
+
+def _continue(searched: Path, checkpoint: Path) -> None:
+    """Copy the checkpoint of a short training, which stays as it was: it is what the selection depends on."""
+    if not (checkpoint / CHECKPOINT).exists():
+        make_folder(checkpoint)
+        with atomic(checkpoint / CHECKPOINT) as part:
+            shutil.copyfile(searched / CHECKPOINT, part)
+
+
+def _train(config: VisionConfig, images: ImageSet, checkpoint: Path, watch: Watch) -> FineTuned:
     if not (checkpoint / CHECKPOINT).exists():  # an unreadable image fails now, not after hours
         for name, split in images.splits.items():
             check_images(split, "error", progress=partial(watch, f"checked images of {name}"))
@@ -74,27 +106,36 @@ def train(
     on_all = config.training.validation == "train"
     chosen = images["train"] + images["validation"] if on_all else images["train"]
     validation = None if on_all else images["validation"]
-    try:
-        return fine_tune(config, network, chosen, validation, checkpoint, watch=watch, show=not is_quiet())
-    except DivergedError as error:
-        if len(configs) == 1:
-            raise
-        print_note(f"learning rate {config.training.learning_rate:g}: {error}")
-        return None
+    return fine_tune(config, network, chosen, validation, checkpoint, watch=watch, show=not is_quiet())
 
 
 def select(fits: Sequence[FineTuned]) -> FineTuned:
-    """Return the training with the highest validation accuracy; of equal ones, the one with the lowest loss."""
+    """Return the training with the highest validation accuracy; of equal ones, the one with the lowest loss.
+
+    Where one was continued to the last epoch, it is the one that was selected.
+    """
     if not fits:
         raise DivergedError("The loss is not finite with any of training.learning_rates. Add lower ones.")
-    return fits[0] if len(fits) == 1 else min(fits, key=lambda fit: frozen.rank(_validation(fit)))
+    final = [fit for fit in fits if fit.is_final] or fits
+    return final[0] if len(final) == 1 else min(final, key=lambda fit: frozen.rank(_validation(fit)))
 
 
-def list_trials(fits: Sequence[FineTuned]) -> Iterator[Trial]:
-    """Iterate over the learning rates and their validation scores."""
+def list_trials(config: VisionConfig, fits: Sequence[FineTuned]) -> Iterator[Trial]:
+    """Iterate over the learning rates and the validation scores that one is selected by."""
     for fit in fits:
-        found = _validation(fit)
-        yield Trial({"learning_rate": fit.learning_rate}, found.value, found.loss, fit.epoch)
+        if not (is_search(config) and fit.is_final):
+            found = _validation(fit)
+            yield Trial(searched_rates(config, fit), found.value, found.loss, fit.epoch)
+
+
+def searched_rates(config: VisionConfig, fit: FineTuned) -> dict[str, Chosen]:
+    """Return those of the learning rates of a training that the settings list values of."""
+    return {name: getattr(fit, name) for name in config.training.searched}
+
+
+def count_seconds(fits: Sequence[FineTuned]) -> float:
+    """Return the time of all trainings; that of a continued one contains its first epochs."""
+    return sum({fit.rates: fit.seconds for fit in fits}.values())
 
 
 def _validation(fit: FineTuned) -> Score:
