@@ -69,6 +69,9 @@ def train(
     own = replace(training, learning_rate=rate, head_learning_rate=head, epochs=epochs or training.epochs)
     if unit.protocol is not None:
         _continue(checkpoint.with_name(Unit(unit.chain, unit.point).name), checkpoint)
+    elif unit.point == 0 and not (checkpoint / CHECKPOINT).exists():
+        for name, split in images.splits.items():  # an unreadable image fails now, not after hours
+            check_images(split, "error", progress=partial(watch, f"checked images of {name}"))
     try:
         found = _train(replace(config, training=own), images, checkpoint, watch)
     except DivergedError as error:
@@ -88,9 +91,6 @@ def _continue(searched: Path, checkpoint: Path) -> None:
 
 
 def _train(config: VisionConfig, images: ImageSet, checkpoint: Path, watch: Watch) -> FineTuned:
-    if not (checkpoint / CHECKPOINT).exists():  # an unreadable image fails now, not after hours
-        for name, split in images.splits.items():
-            check_images(split, "error", progress=partial(watch, f"checked images of {name}"))
     torch.manual_seed(config.seed)
     if config.training.warm_start:
         features = extract(config, images, watch=watch)
