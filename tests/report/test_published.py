@@ -164,7 +164,11 @@ def test_page_on_graphs_with_two_seeds() -> None:
     for data in tables().SETS:
         baseline, *others = (load("graph-sets")[data, "validation-only", name] for name in READOUTS)
         tests = [compare_records(record, baseline) for record in (*others, tables().choose_by_validation(others))]
-        assert min(test.corrected_p_value for test in tests) >= 0.08
+        if data == "PROTEINS":
+            quoted |= {f"{test.difference:.1f}" for test in tests}
+            quoted |= {f"{test.corrected_p_value:.3f}" for test in tests}
+        else:
+            assert min(test.corrected_p_value for test in tests) >= 0.08
         quoted.add(f"{abs(tests[-1].difference):.1f}")
     for data in ("MUTAG", "PTC_MR"):
         quoted |= {f"{load('graph-sets')[data, 'retrain', name].mean:.1f}" for name in ("GIN0", "SOP+SpecMaxExpF")}
