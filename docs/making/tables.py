@@ -16,6 +16,7 @@ from pathlib import Path
 from statistics import fmean
 
 from powerpool.bench.record import LOEWNER, NEWTON_SCHULZ, OURS, TARGETS, BenchRecord, Measured, find_losses, load
+from powerpool.files import read_json
 from powerpool.report.groups import Group, Row, group_records
 from powerpool.report.paper import paper_figure
 from powerpool.report.results import Comparison, compare_records
@@ -408,20 +409,54 @@ def pretraining() -> str:
 
 def tokens() -> str:
     """List the accuracy of both networks on digits, and the difference to the mean of tokens or maps."""
-    parts = []
-    for folder, title in (("vision-vit", "ViT"), ("vision-convnext", "ConvNeXt")):
-        (group,) = groups(folder)
-        rows = []
-        for one in group.rows:
-            record = one.record
-            interval = MISSING if one.test is None else " to ".join(map(format_signed, one.test.interval))
-            p_value = format_p(None if one.test is None else one.test.p_value)
-            values = ", ".join(f"{value:.1f}" for value in record.values)
-            cells = (f"{record.mean:.2f} ± {record.std:.2f}", values, format_signed(one.to_baseline), interval, p_value)
-            rows.append((f"{record.method}", *map(escaped, cells)))
-        headings = ("method", "top-1", "by seed", f"ours - {group.baseline}", "95 % interval of it", "p")
-        parts.append(f"{title}:\n\n" + as_table(headings, rows))
-    return "\n\n".join(parts)
+    titles = {"vision-vit": "ViT", "vision-convnext": "ConvNeXt"}
+    return "\n\n".join(f"{title}:\n\n{seeds_table(folder)}" for folder, title in titles.items())
+
+
+def finetuned() -> str:
+    """List the accuracy of methods that were trained end to end with the same budget."""
+    return seeds_table("vision-finetuned", "learning_rate", "head_learning_rate")
+
+
+def seeds_table(folder: str, *chosen: str) -> str:
+    """List the accuracy with every seed, selected settings, and the difference to the baseline over seeds."""
+    (group,) = groups(folder)
+    rows = []
+    for one in group.rows:
+        record = one.record
+        interval = MISSING if one.test is None else " to ".join(map(format_signed, one.test.interval))
+        p_value = format_p(None if one.test is None else one.test.p_value)
+        values = ", ".join(f"{value:.1f}" for value in record.values)
+        settings = [f"{record.results[0].chosen[name]:g}" for name in chosen]
+        cells = (f"{record.mean:.2f} ± {record.std:.2f}", values, format_signed(one.to_baseline), interval, p_value)
+        rows.append((f"{record.method}", *settings, *map(escaped, cells)))
+    names = [name.replace("learning_rate", "rate").replace("_", " ") for name in chosen]
+    headings = ("method", *names, "top-1", "by seed", f"ours - {group.baseline}", "95 % interval of it", "p")
+    return as_table(headings, rows)
+
+
+def suggestions() -> str:
+    """Compare the eta that ``powerpool inspect`` suggests with the one that validation prefers."""
+    rows = []
+    for case in read_json(RESULTS / "inspect" / "suggestions.json")["cases"]:
+        accuracy = {float(eta): value for eta, value in case["accuracy"].items()}
+        best = max(accuracy, key=lambda eta: accuracy[eta])
+        near = [eta for eta in accuracy if accuracy[eta] >= accuracy[best] - 0.5]
+        suggested = case["suggested"]
+        cells = (f"{accuracy[eta]:.1f}" for eta in (1, suggested, best))
+        shown = f"{suggested:g} ({case['low']:g} to {case['high']:g})"
+        rows.append((case["title"], case["samples"], shown, f"{best:g}", f"{min(near):g} to {max(near):g}", *cells))
+    headings = (
+        "data",
+        "validation",
+        "suggested (range)",
+        "best",
+        "within half a point",
+        "no curve",
+        "suggested",
+        "best",
+    )
+    return as_table(headings, rows)
 
 
 def overview() -> str:
@@ -460,6 +495,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "images": images,
     "image headline": image_headline,
     "end to end": end_to_end,
+    "finetuned": finetuned,
     "image order": image_order,
     "rectified maps": rectified_maps,
     "few-shot": fewshot,
@@ -470,6 +506,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "curve times": curve_times,
     "solver times": solver_times,
     "worst choice": worst_choice,
+    "suggestions": suggestions,
 }
 
 

@@ -41,6 +41,7 @@ def run(options: ReproduceOptions) -> None:
 def reproduce(options: ReproduceOptions, *, report: bool = True) -> Reproduced:
     """Run what is not done yet, and write the records and, unless told otherwise, the report."""
     task = get_task(options.task)
+    environment()  # before the trainings, because the commit is looked up once: the code may change while they run
     with show_progress() as watch:
         studied = task.study(options, watch)
         rows = task.plan(options, watch) if studied is None else []
@@ -100,7 +101,7 @@ def compute_chain(
     keeps_model: bool = False,
 ) -> dict[str, Json]:
     """Run a chain in this process, as a worker does; a model that is kept can be evaluated from the folder."""
-    task = get_task(name)
+    task, where = get_task(name), environment()  # before the training, because the code may change while it runs
     data = task.open(config, reference)
     outcome = run_chain(task, config, data, chain, protocols, folder / CHECKPOINTS / f"{chain:02d}")
     if keeps_model:  # the same model under every protocol
@@ -109,7 +110,7 @@ def compute_chain(
         task.save(next(iter(outcome.models.values())), folder)
     return {
         "results": {protocol: to_json(result) for protocol, result in outcome.results.items()},
-        "environment": to_json(environment()),
+        "environment": to_json(where),
     }
 
 
@@ -143,6 +144,7 @@ def _run_rows(task: AnyTask, rows: Sequence[AnyRow], options: ReproduceOptions) 
     for (row, _), unit in zip(places, work, strict=True):
         if row.exclusive and not is_done(unit):
             write_json(unit.path, unit.work())
+            shutil.rmtree(unit.path.parent / CHECKPOINTS, ignore_errors=True)
     found = run_units(work, options.jobs, description="trainings", engine=options)
     for checkpoints in finished:  # only now that all results are written
         shutil.rmtree(checkpoints, ignore_errors=True)

@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 from torch import Tensor
 
 from powerpool.console import TextTable
+from powerpool.files import read_json
 from powerpool.runs.folder import DataIdentity
 from powerpool.runs.record import Confusion, Result, RunRecord, Trial
 from powerpool.runs.typed import Json, to_json
@@ -288,8 +289,8 @@ class SweepableTask(Task[C, D, F, M]):
     validation_part: ClassVar[str]
     """What the validation scores are of, such as "validation images"."""
 
-    def load_selection(self, config: C, watch: Watch) -> D:
-        """Read the data that settings are selected with: all but that of the test, if the rest saves work."""
+    def load_selection(self, config: C, watch: Watch = ignore_progress) -> D:
+        """Read the data that settings are selected with; test data may be left out."""
         return self.load(config, watch)
 
     @abstractmethod
@@ -378,6 +379,28 @@ def confusion_matrix(
                 [1, 1]])
     """
     return (targets * classes + predicted).bincount(minlength=classes * classes).view(classes, classes)
+
+
+def extend_by_seeds(
+    row: Row[C, D], others: Sequence[tuple[C, ...]], seed: int, use: Callable[[C, Mapping[str, Any]], C]
+) -> list[Row[C, D]]:
+    """Return a row whose seed searches the grid, and one for each other seed, which uses what that one selected.
+
+    Args:
+        row: the row of the seed that searches.
+        others: the configurations of the other seeds.
+        seed: the one that searches.
+        use: returns a configuration with the selected settings of a result instead of the grid.
+    """
+    searched: dict[str, Json] = {"search_seed": seed} if others else {}
+    first = replace(row, facts={**row.facts, **searched})
+
+    def start(config: C, result: Path) -> C:
+        (found, *_) = read_json(result)["results"].values()
+        return use(config, found["chosen"])
+
+    own = replace(first, source=first, start_from=start, extends=True, settings={**row.settings, **searched})
+    return [first, *(replace(own, configs=configs) for configs in others)]
 
 
 def round_curve(values: Sequence[float], digits: int = 4) -> tuple[float | None, ...]:

@@ -217,8 +217,11 @@ def test_all_weights_that_are_used_are_trained(tmp_path, method):
 
 
 @pytest.mark.parametrize("name, class_weights", [("rmsprop", "equal"), ("adamw", "balanced")])
-def test_the_optimizer_uses_the_mean_loss_of_a_batch_with_two_rates_that_fall(tmp_path, name, class_weights):
-    """Two epochs by hand, from the crops of the data set."""
+def test_the_optimizer_uses_the_mean_loss_of_a_batch_with_two_rates_that_fall(
+    tmp_path, name, class_weights, monkeypatch
+):
+    """Two epochs by hand, from the crops of the data set; the network gets two images of a batch at a time."""
+    monkeypatch.setattr(loop, "PIXELS_ON_CPU", 2 * 2 * 16 * 16)
     rates = {"decay_every": 1, "decay_factor": 0.5, "smoothing": 0.9, "weight_decay": 0.01}
     config = small_config(epochs=2, batch_size=5, flip=False, optimizer=name, class_weights=class_weights, **rates)
     found = train(tmp_path / "run", config, network(dropout=0.0))

@@ -41,9 +41,9 @@ def test_a_sweep_over_eta(textures, thread_cache, tmp_path, capsys, monkeypatch)
     assert "<svg" in (tmp_path / f"{stem}.svg").read_text(encoding="utf-8")
     assert f"{best['accuracy']:.2f} %" in capsys.readouterr().out
     (place,) = (thread_cache / "features").glob("stripes-*")
-    with pytest.raises(PowerPoolError, match=r"of \d+ test images"):
-        open_features(place)
-    features = open_features(place, needed=("train", "validation"))
+    features = open_features(place)
+    with pytest.raises(PowerPoolError, match=r" 0 of \d+ test images"):
+        features.maps("test")
     assert found["images"] == len(features.targets["validation"])
     recipe = SweepOptions(data=str(textures), quick=True, download=False).read_config()
     for row in found["values"]:

@@ -11,18 +11,18 @@ from powerpool.cli.main import main
 from powerpool.errors import ArgumentError, PowerPoolError
 from powerpool.report.write import read_records
 from powerpool.runs.record import RunRecord
-from powerpool.tasks.vision.config import FineTuningConfig
-from powerpool.tasks.vision.loop import Loop
+from powerpool.tasks.vision import tuned
+from powerpool.tasks.vision.config import FineTuningConfig, VisionConfig
+from powerpool.tasks.vision.loop import DivergedError, Loop
 
 RATES = [(0.0001, 0.003), (0.0001, 0.01), (0.001, 0.003), (0.001, 0.01)]
-SEARCH = "learning_rates: [0.0001, 0.001], head_learning_rates: [0.003, 0.01], search_epochs: 1"
-# Two of the settings of Tiny maps: small images, and batches that do not divide the images.
+SEARCH = "learning_rates: [0.0001, 0.001], head_learning_rates: [0.003, 0.01], search_epochs: 2"
 RECIPE = """
 mode: end-to-end
 crops: {{size: 32, count: 1}}
 accelerator: cpu
 workers: 0
-training: {{epochs: 3, crops: 1, batch_size: 9, batch_norm: true, {rates}}}
+training: {{epochs: 4, crops: 1, batch_size: 9, batch_norm: true, {rates}}}
 """
 
 
@@ -54,7 +54,6 @@ def test_head_learning_rates_are_combined_with_each_learning_rate():
     "settings, named",
     [
         ({"search_epochs": 0}, "search_epochs"),
-        ({"search_epochs": 4, "epochs": 3}, "search_epochs"),
         ({"head_learning_rates": [0.1, 0.1]}, "head_learning_rates"),
         ({"head_learning_rates": [-0.1]}, "head_learning_rates"),
         ({"head_learning_rates": [0.1, 0.2], "validation": "train"}, "head_learning_rates"),
@@ -71,23 +70,26 @@ def test_a_short_search_is_continued_as_if_it_had_not_stopped(textures, tmp_path
     (result,) = record.results
     tried = {(trial.settings["learning_rate"], trial.settings["head_learning_rate"]): trial for trial in result.trials}
     assert list(tried) == RATES
-    assert {trial.epoch for trial in result.trials} == {1}
+    assert {trial.epoch for trial in result.trials} <= {1, 2}
     rate, head = min(tried, key=lambda rates: (-tried[rates].value, tried[rates].loss))
     assert (result.chosen["learning_rate"], result.chosen["head_learning_rate"]) == (rate, head)
-    assert len(result.curves["train_loss"]) == 3
+    assert len(result.curves["train_loss"]) == 4
     alone = f"learning_rates: [{rate}], head_learning_rates: [{head}]"
     (expected,) = reproduce(tmp_path / "alone", textures, alone)
     assert numbers(expected) == numbers(record)
 
 
 @pytest.mark.usefixtures("tiny")
-def test_a_search_that_is_killed_in_its_last_training_selects_the_same(textures, tmp_path, monkeypatch):
+@pytest.mark.parametrize("epochs", [5, 8, 9])
+def test_a_search_that_is_killed_selects_the_same(textures, tmp_path, monkeypatch, epochs):
+    """In the third short training, before the first epoch of the continued one, and in its last."""
     (expected,) = reproduce(tmp_path / "whole", textures, SEARCH)
-    train_epoch = Loop.train_epoch
+    train_epoch, done = Loop.train_epoch, []
 
     def fail(loop: Loop) -> None:
-        if loop.progress.epoch == 2:
+        if len(done) == epochs:
             raise SystemExit(1)
+        done.append(loop)
         train_epoch(loop)
 
     with monkeypatch.context() as patch:
@@ -100,6 +102,57 @@ def test_a_search_that_is_killed_in_its_last_training_selects_the_same(textures,
 
 
 @pytest.mark.usefixtures("tiny")
+def test_a_training_that_stops_early_in_the_search_is_not_continued(textures, tmp_path):
+    (record,) = reproduce(
+        tmp_path / "out", textures, SEARCH.replace("search_epochs: 2", "search_epochs: 3, patience: 1")
+    )
+    (result,) = record.results
+    curve = result.curves["validation_value"]
+    assert len(curve) in (2, 3, 4)
+    assert len(curve) == 4 or result.chosen["epoch"] == len(curve) - 1
+
+
+@pytest.mark.usefixtures("tiny")
+def test_rates_that_diverge_are_left_out(textures, tmp_path, monkeypatch, capsys):
+    train_batch = Loop.train_batch
+
+    def diverge(loop: Loop, batch: Any) -> None:
+        if loop.config.head_learning_rate == 0.01 or loop.progress.epoch == last:
+            raise DivergedError("The loss is nan.")
+        train_batch(loop, batch)
+
+    monkeypatch.setattr(Loop, "train_batch", diverge)
+    last = 99
+    (record,) = reproduce(tmp_path / "out", textures, SEARCH)
+    assert {trial.settings["head_learning_rate"] for trial in record.results[0].trials} == {0.003}
+    for last, needed in ((0, "head_learning_rates"), (2, "search_epochs")):  # in every training; in the continued one
+        with pytest.raises(AssertionError):
+            reproduce(tmp_path / f"last-{last}", textures, SEARCH)
+        assert needed in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("tiny")
+def test_one_rate_needs_no_validation_images(textures, tmp_path):
+    (record,) = reproduce(tmp_path / "out", textures, "learning_rates: [0.001], validation: train")
+    assert (record.results[0].chosen["learning_rate"], record.results[0].trials) == (0.001, ())
+
+
+def test_rates_at_the_edge_of_their_range_are_named():
+    training = FineTuningConfig(learning_rates=[0.1, 0.2], head_learning_rates=[1, 2, 3])
+    config = VisionConfig(mode="end-to-end", training=training)
+    found = [tuned.describe_edges(config, {"learning_rate": 0.1, "head_learning_rate": rate}) for rate in (1, 2, 3)]
+    assert [("head_learning_rate 1" in found[0]), found[1], ("head_learning_rate 3" in found[2])] == [True, "", True]
+
+
+@pytest.mark.usefixtures("tiny")
+def test_images_are_checked_once(textures, tmp_path, monkeypatch):
+    checked = []
+    monkeypatch.setattr(tuned, "check_images", lambda split, corrupt, progress: checked.append(split))
+    reproduce(tmp_path / "out", textures, SEARCH)
+    assert len(checked) == 3  # splits
+
+
+@pytest.mark.usefixtures("tiny")
 def test_other_seeds_use_the_rates_that_the_first_selected(textures, tmp_path):
     (record,) = reproduce(tmp_path / "out", textures, SEARCH, "--seeds", "3", "4")
     first, second = record.results
@@ -107,4 +160,6 @@ def test_other_seeds_use_the_rates_that_the_first_selected(textures, tmp_path):
     assert (len(first.trials), len(second.trials)) == (4, 1)
     for name in ("learning_rate", "head_learning_rate"):
         assert second.chosen[name] == first.chosen[name]
-    assert second.curves != first.curves
+    alone = "learning_rates: [{learning_rate}], head_learning_rates: [{head_learning_rate}]".format(**first.chosen)
+    (expected,) = reproduce(tmp_path / "alone", textures, alone, "--seeds", "4")
+    assert numbers(expected) == numbers(record)[1:]

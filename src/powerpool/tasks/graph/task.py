@@ -24,7 +24,6 @@ from torch import Tensor
 from powerpool.data import GraphSet
 from powerpool.data.tu_format import is_at_path
 from powerpool.errors import ArgumentError, NotFiniteError, RecordError
-from powerpool.files import read_json
 from powerpool.runs.config import RenamedFieldWarning
 from powerpool.runs.folder import DataIdentity, load_state, require_same_data, save_model, save_state
 from powerpool.runs.record import Confusion, FoldResult, Score, Trial
@@ -36,6 +35,7 @@ from powerpool.tasks.base import (
     Unit,
     Watch,
     confusion_matrix,
+    extend_by_seeds,
     ignore_progress,
     with_absolute_paths,
 )
@@ -332,7 +332,6 @@ class GraphTask(Task[GraphConfig, GraphSet, GraphFit, GraphModel]):
             for fold in folds:
                 make_fold(recipe, graphs, fold)
             first, *others = options.seeds or [recipe.training_seed]
-            searched: dict[str, Json] = {"search_seed": first} if others else {}
             for method in options.methods:
                 # A recipe serves all methods: its settings are for those that have them.
                 own = GRAPH_METHODS[method].parameters
@@ -346,12 +345,9 @@ class GraphTask(Task[GraphConfig, GraphSet, GraphFit, GraphModel]):
                     self.method(config),
                     graphs.name,
                     chains=tuple(folds),
-                    facts=searched,
                 )
-                rows.append(row)
-                for seed in others:
-                    extension = replace(row, source=row, start_from=_use_choice, extends=True, settings=searched)
-                    rows.append(replace(extension, configs=(config.with_training_seed(seed),) * len(folds)))
+                extended = [(config.with_training_seed(seed),) * len(folds) for seed in others]
+                rows += extend_by_seeds(row, extended, first, GraphConfig.at)
         return rows
 
     def describe(self, config: GraphConfig, data: GraphSet, protocol: str, result: Any) -> str:
@@ -364,11 +360,6 @@ class GraphTask(Task[GraphConfig, GraphSet, GraphFit, GraphModel]):
 
 
 TASK = GraphTask()
-
-
-def _use_choice(config: GraphConfig, result: Path) -> GraphConfig:
-    """Return the settings with the grid point that another seed selected on the same fold."""
-    return config.at(next(iter(read_json(result)["results"].values()))["chosen"])
 
 
 def _run(training: Training, epochs: int, file: Path | None, show: Any) -> None:

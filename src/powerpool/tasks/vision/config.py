@@ -135,7 +135,7 @@ class FineTuningConfig:
             head_learning_rate changes by the same factor, unless head_learning_rates are given
         head_learning_rates: values of head_learning_rate to select from in the same way, with each of learning_rates
         search_epochs: epochs of the trainings that learning rates are selected by, the best of which is continued to
-            the last epoch; null: all epochs
+            the last epoch; null, or not less than epochs: all epochs
         optimizer: rmsprop or adamw, which with weight_decay 0 is Adam
         smoothing: of the moving average of RMSprop; AdamW has its usual averages, 0.9 and 0.999
         decay_every: epochs between two reductions of the learning rates
@@ -199,10 +199,6 @@ class FineTuningConfig:
                 )
         if self.search_epochs is not None:
             require_at_least(1, "training", search_epochs=self.search_epochs)
-            if self.search_epochs > self.epochs:
-                raise ArgumentError(
-                    f"training.search_epochs must be at most training.epochs, {self.epochs} (got {self.search_epochs})."
-                )
         if self.patience is not None:
             require_at_least(1, "training", patience=self.patience)
             if self.validation == "train":
@@ -237,8 +233,13 @@ class FineTuningConfig:
         return [(rate, self.head_learning_rate * (rate / self.learning_rate)) for rate in own]  # exact for a ratio of 1
 
     @property
-    def searched(self) -> tuple[str, ...]:
-        """The learning rates that validation selects."""
+    def is_searched(self) -> bool:
+        """Whether learning rates are selected by trainings that are shorter than the one that is tested."""
+        return len(self.rates) > 1 and self.search_epochs is not None and self.search_epochs < self.epochs
+
+    @property
+    def listed_rates(self) -> tuple[str, ...]:
+        """The learning rates that values are listed for."""
         return tuple(name for name in ("learning_rate", "head_learning_rate") if getattr(self, f"{name}s"))
 
 

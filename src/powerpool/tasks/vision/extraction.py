@@ -68,8 +68,14 @@ class Features:
         return self.stores[SPLITS[0]].shape[1]
 
     def maps(self, split: str) -> Tensor:  # shape: (n, K, C, h, w)
-        """Return the maps of a split, which are not copied into memory."""
-        return self.stores[split].maps
+        """Return the maps of a split, which are not copied into memory; an incomplete split is an error."""
+        store = self.stores[split]
+        if not store.is_complete:
+            raise RecordError(
+                f"{store.folder} contains features of {store.done} of {store.count} {split} images. Repeat the command "
+                "that computed them, or one that needs them, such as powerpool reproduce vision."
+            )
+        return store.maps
 
     def labels(self, *splits: str) -> Tensor:
         """Return the classes of one or several splits."""
@@ -147,7 +153,7 @@ def extract(
         items = {name: {"names": split.names, "targets": split.targets.tolist()} for name, split in splits.items()}
         own = {"shape": shape, "prefix_tokens": backbone.prefix_tokens}
         write_json(place / ITEMS, {"facts": facts, "classes": images.classes, **own, "splits": items})
-    return open_features(place, needed)
+    return open_features(place)
 
 
 def _made_by() -> str:
@@ -163,8 +169,8 @@ def choose_device(accelerator: str) -> torch.device:
     return torch.device("cuda" if accelerator != "cpu" and torch.cuda.is_available() else "cpu")
 
 
-def open_features(folder: str | Path, needed: Sequence[str] = SPLITS) -> Features:
-    """Open stored features by their folder; neither images nor backbone are needed. Needed splits must be complete."""
+def open_features(folder: str | Path) -> Features:
+    """Open stored features by their folder; neither images nor backbone are needed."""
     folder = Path(folder)
     found = read_json(folder / ITEMS)
     facts, splits = found["facts"], found["splits"]
@@ -172,12 +178,6 @@ def open_features(folder: str | Path, needed: Sequence[str] = SPLITS) -> Feature
         name: FeatureStore(folder / name, facts, count=len(split["names"]), shape=found["shape"], dtype=facts["stored"])
         for name, split in splits.items()
     }
-    for name, store in stores.items():
-        if name in needed and not store.is_complete:
-            raise RecordError(
-                f"{store.folder} contains features of {store.done} of {store.count} {name} images. Repeat the command "
-                "that computed them."
-            )
     return Features(
         folder,
         facts,
@@ -189,14 +189,16 @@ def open_features(folder: str | Path, needed: Sequence[str] = SPLITS) -> Feature
     )
 
 
-def find_features(data_digest: str, backbone_digest: str, crops: Crops) -> Features | None:
-    """Return the newest features in the cache for these images, backbone and crops; None if there are none."""
+def find_features(data_digest: str, backbone_digest: str, crops: Crops, split: str) -> Features | None:
+    """Return the newest features in the cache that have this split of the images; None if there are none."""
     wanted = {"data_digest": data_digest, "backbone_digest": backbone_digest, "crops": crops.config}
     for file in sorted(cache_folder("features").glob(f"*/{ITEMS}"), key=lambda path: -path.stat().st_mtime):
         with contextlib.suppress(RecordError, KeyError, TypeError):  # of another version, or incomplete
             facts = read_json(file)["facts"]
             if {name: facts[name] for name in wanted} == wanted:
-                return open_features(file.parent)
+                found = open_features(file.parent)
+                found.maps(split)
+                return found
     return None
 
 

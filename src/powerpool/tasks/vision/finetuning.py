@@ -33,7 +33,7 @@ from powerpool.tasks.vision.augmentation import draw_batches
 from powerpool.tasks.vision.config import FineTuningConfig, VisionConfig
 from powerpool.tasks.vision.extraction import choose_device
 from powerpool.tasks.vision.linear import first_near_best
-from powerpool.tasks.vision.loop import FineTuningError, Loop, Plan, Progress, Stopped, make_fabric
+from powerpool.tasks.vision.loop import DivergedError, FineTuningError, Loop, Plan, Progress, Stopped, make_fabric
 from powerpool.tasks.vision.model import ImageClassifier
 
 FREE = ("epochs", "patience", "devices", "nodes", "logger", "learning_rates", "head_learning_rates", "search_epochs")
@@ -59,6 +59,7 @@ class FineTuned:
     learning_rate: float
     """Of the backbone."""
     head_learning_rate: float
+    """Of the pool and the classifier."""
     is_final: bool = True
     """Whether it has all its epochs; otherwise it was trained to select learning rates."""
 
@@ -87,6 +88,7 @@ def fine_tune(
     validation: ImageSplit | None,
     folder: Path,
     *,
+    start: Path | None = None,
     watch: Watch = ignore_progress,
     show: bool = True,
     checkpoint_minutes: float = 5.0,
@@ -108,6 +110,7 @@ def fine_tune(
         validation: images that select the epoch: the one with the highest accuracy, of equal ones that with the lowest
             loss. None: the last epoch is used.
         folder: for the checkpoint and logs.
+        start: checkpoint of a shorter training with the same settings to continue; it is not changed.
         watch: called with the progress, where a single process trains.
         show: print a line for each epoch to stderr.
         checkpoint_minutes: between two checkpoints inside an epoch.
@@ -120,12 +123,12 @@ def fine_tune(
     config = with_launched_sizes(config)
     _require_possible(config, train)
     key = _training_key(config, model, train, validation)
-    plan = Plan(config, train, validation, folder, key, show, checkpoint_minutes)
+    plan = Plan(config, train, validation, folder, key, show, checkpoint_minutes, start)
     done = _read_progress(plan)
     _require_batches(plan, done.position)
     if not done.is_finished(config.training):
         _train(plan, model, watch)
-    state = load_state(plan.checkpoint)
+    state = load_state(plan.source or plan.checkpoint)
     progress = Progress(**state["progress"])
     model.load_state_dict(progress.best["weights"] if progress.best else state["model"])
     epoch = progress.best["epoch"] if progress.best else progress.epoch
@@ -170,11 +173,11 @@ def _training_key(
 
 def _read_progress(plan: Plan) -> Progress:
     """Return the progress of the checkpoint, if there is one; a checkpoint of another training is refused."""
-    if not plan.checkpoint.exists():
+    if plan.source is None:
         return Progress()
-    state = load_state(plan.checkpoint)
+    state = load_state(plan.source)
     if not isinstance(state.get("progress"), dict):
-        raise RecordError(f"{plan.checkpoint} is not a checkpoint of end-to-end training. Use another folder.")
+        raise RecordError(f"{plan.source} is not a checkpoint of end-to-end training. Use another folder.")
     if state.get("key") != plan.key:
         raise FineTuningError(
             f"{plan.folder} contains a training with other settings or images. Use another folder, or delete that one "
@@ -261,8 +264,10 @@ def _train(plan: Plan, model: ImageClassifier, watch: Watch) -> None:
         with stop_on_interrupt(what, stop):
             try:
                 _run(plan, model, stop, watch)
-            except Stopped:
-                raise KeyboardInterrupt(_describe_stop(plan)) from None
+            except Stopped:  # this process may be told by another
+                stop.set()
+        if stop.is_set():  # also after the last epoch: another training may follow
+            raise KeyboardInterrupt(_describe_stop(plan))
         return
     context = multiprocessing.get_context("spawn")
     stop_all, errors = context.Event(), context.SimpleQueue()
@@ -277,7 +282,8 @@ def _train(plan: Plan, model: ImageClassifier, watch: Watch) -> None:
                 pass
         except (ProcessRaisedException, ProcessExitedException) as error:
             if not errors.empty():
-                raise FineTuningError(errors.get()) from error
+                kind, text = errors.get()
+                raise kind(text) from error
             if not stop_all.is_set():
                 cause = _describe_death(error, started.processes)
                 if cause is None:
@@ -286,7 +292,7 @@ def _train(plan: Plan, model: ImageClassifier, watch: Watch) -> None:
         finally:
             for process in started.processes:
                 process.kill()  # those that would wait for one that failed
-    if stop_all.is_set() and not _read_progress(plan).is_finished(config):
+    if stop_all.is_set():
         raise KeyboardInterrupt(_describe_stop(plan))
 
 
@@ -313,7 +319,7 @@ def _train_in_child(rank: int, sent: bytes, stop: Event, errors: Any, address: d
     except Stopped:
         return
     except PowerPoolError as error:
-        errors.put(str(error))
+        errors.put((DivergedError if isinstance(error, DivergedError) else FineTuningError, str(error)))
         raise
 
 

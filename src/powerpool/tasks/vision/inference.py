@@ -261,7 +261,7 @@ def feature_source(folder: Path, samples: Samples) -> FeatureSource:
     model, identity = load_run(folder, download=samples.download), read_identity(folder)
     pool, data = model.network.pool, None
     if samples.data is None and identity is not None and not model.is_trained:
-        stored = find_features(identity.digest, model.backbone.digest(), model.crops)
+        stored = find_features(identity.digest, model.backbone.digest(), model.crops, samples.split)
         if stored is not None:
             maps = stored.maps(samples.split)
             drawn = samples.draw(torch.arange(len(maps))).tolist()

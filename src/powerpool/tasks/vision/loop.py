@@ -37,9 +37,10 @@ CHECKPOINT = "last.pt"
 LOGS = "logs"
 LOG_EVERY = 10
 """Steps between two rows of the log."""
-CROPS_ON_CPU = 12
-"""Crops whose gradients are computed at once on a CPU, at least those of one image; the gradients of a step are their
-sum. Memory then does not depend on the batch size. Fewer are slower, and more are not faster."""
+PIXELS_ON_CPU = 12 * 128 * 128
+"""Pixels whose gradients are computed at once on a CPU, at least those of the crops of one image; the gradients of a
+step are their sum. Memory then does not depend on the batch size. EfficientNet-Lite0 processes 73 crops of 112 px a
+second on one core in parts of 4, and 113 in parts of 16."""
 
 
 class FineTuningError(PowerPoolError, RuntimeError):
@@ -103,6 +104,13 @@ class Plan:
     show: bool
     minutes: float
     """Between two checkpoints inside an epoch."""
+    start: Path | None = None
+    """The checkpoint to begin with, if there is none in the folder."""
+
+    @property
+    def source(self) -> Path | None:
+        """The checkpoint to continue from, if there is one."""
+        return self.checkpoint if self.checkpoint.exists() else self.start
 
     @property
     def checkpoint(self) -> Path:
@@ -132,8 +140,8 @@ class Loop:
 
     def run(self) -> None:
         """Train to the end, from the checkpoint if there is one."""
-        if self.plan.checkpoint.exists():
-            self.load()
+        if self.plan.source is not None:
+            self.load(self.plan.source)
         while not self.progress.is_finished(self.config):
             self.train_epoch()
             self.finish_epoch()
@@ -199,7 +207,7 @@ class Loop:
         Where the statistics of batch normalization are trained, they are those of the whole batch.
         """
         on_cpu = self.fabric.device.type == "cpu"
-        at_once = max(1, CROPS_ON_CPU // batch["images"].shape[1])
+        at_once = max(1, PIXELS_ON_CPU // batch["images"][0, ..., 0].numel())  # of (B, K, H, W, 3)
         size = at_once if on_cpu and not self.config.batch_norm else len(batch["target"])
         parts = []
         for images, factors, targets in zip(
@@ -313,9 +321,9 @@ class Loop:
             self.fabric.logger.save()
         self.fabric.barrier()
 
-    def load(self) -> None:
-        """Resume from the checkpoint."""
-        state = load_state(self.plan.checkpoint)
+    def load(self, checkpoint: Path) -> None:
+        """Resume from a checkpoint."""
+        state = load_state(checkpoint)
         self.progress = Progress(**state["progress"])
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])

@@ -18,7 +18,6 @@ from powerpool.console import print_note
 from powerpool.data import ImageSet
 from powerpool.data.sources import is_at_path
 from powerpool.errors import ArgumentError
-from powerpool.files import read_json
 from powerpool.runs.config import read_recipe, read_settings, recipe_names
 from powerpool.runs.folder import DataIdentity, require_same_data
 from powerpool.runs.record import Confusion, Spectrum, SplitResult, Trial, pack_bits
@@ -30,6 +29,7 @@ from powerpool.tasks.base import (
     Unit,
     Watch,
     confusion_matrix,
+    extend_by_seeds,
     ignore_progress,
     round_curve,
     with_absolute_paths,
@@ -95,7 +95,7 @@ class VisionTask(SweepableTask[VisionConfig, Data, Fit, Model]):
     def load(self, config: VisionConfig, watch: Watch = ignore_progress) -> Data:
         return self._load(config, SPLITS, watch)
 
-    def load_selection(self, config: VisionConfig, watch: Watch) -> Data:
+    def load_selection(self, config: VisionConfig, watch: Watch = ignore_progress) -> Data:
         return self._load(config, SELECTION, watch)
 
     def _load(self, config: VisionConfig, needed: Sequence[str], watch: Watch) -> Data:
@@ -116,7 +116,7 @@ class VisionTask(SweepableTask[VisionConfig, Data, Fit, Model]):
 
     def open(self, config: VisionConfig, reference: Json) -> Data:
         if config.mode == "frozen":
-            return open_features(reference, SELECTION)  # test features are complete if load computed them
+            return open_features(reference)
         images = self.load(config)
         require_same_data(self.identity(images), reference)
         return images
@@ -219,7 +219,7 @@ class VisionTask(SweepableTask[VisionConfig, Data, Fit, Model]):
         for protocol, model in models.items():
             assert isinstance(model, TunedModel)
             fit, tried = model.fit, _trainings(fits)
-            rates = tuned.searched_rates(config, fit)
+            rates = tuned.listed_rates(config, fit)
             logits = model.trained.logits(split, config.workers, lambda done: watch("test images", done, len(split)))
             found[protocol] = _measure(
                 logits,
@@ -227,7 +227,7 @@ class VisionTask(SweepableTask[VisionConfig, Data, Fit, Model]):
                 data.classes,
                 model.trained.spectrum(split),
                 chosen={"epoch": float(fit.epoch), **rates},
-                trials=tuple(tuned.list_trials(config, tried)) if rates else (),
+                trials=tuple(tuned.list_trials(config, tried)),
                 converged=fit.converged,
                 validation=fit.validation,
                 curves={name: round_curve(values, digits=17) for name, values in fit.curves.items()},
@@ -311,6 +311,8 @@ class VisionTask(SweepableTask[VisionConfig, Data, Fit, Model]):
         used = [f"grid.{name}" for name in varied if name in grid_names(pool.method)]
         if used and config.mode == END_TO_END and not config.training.warm_start:
             found.append(f"{', '.join(used)}: not used in mode end-to-end. Select settings with mode frozen.")
+        if config.mode == END_TO_END and config.training.search_epochs is not None and len(config.training.rates) == 1:
+            found.append("training.search_epochs: not used, as there is one pair of learning rates.")
         if config.mode == "frozen" and (changed := _changed_training(config)):
             found.append(f"{', '.join(changed)}: not used in mode frozen. Train everything with mode end-to-end.")
         elif config.training.optimizer == "adamw" and config.training.smoothing != FineTuningConfig.smoothing:
@@ -327,7 +329,8 @@ class VisionTask(SweepableTask[VisionConfig, Data, Fit, Model]):
 
     def result_remarks(self, config: VisionConfig, protocol: str, result: SplitResult) -> list[str]:
         if config.mode == END_TO_END:
-            return []
+            edges = tuned.describe_edges(config, result.chosen)
+            return [f"{config.pool.method}: {edges}"] if edges else []
         own, tried = self.with_protocol(config, protocol), [trial.settings for trial in result.trials]
         remark = widening.describe(own, tried, result.chosen)
         return [f"{config.pool.method}, {protocol}: {remark}"] if remark else []
@@ -349,19 +352,14 @@ class VisionTask(SweepableTask[VisionConfig, Data, Fit, Model]):
                 if isinstance(data, Features):
                     require_rectified(config.pool.method, data.maps("train"), config.backbone)
                     own["solvers"] = frozen.solvers(config, data, protocols)
-                first, *others = [replace(config, seed=seed, split_seed=split_seed) for seed in options.seeds] or [
-                    config
-                ]
-                row = Row((first,), data, protocols, config.pool.method, title, exclusive=not is_frozen, settings=own)
-                if len(config.training.rates) == 1 or is_frozen:
-                    rows.append(replace(row, configs=(first, *others)))
-                    continue
-                searched: dict[str, Json] = {"search_seed": first.seed} if others else {}
-                row = replace(row, facts=searched)
-                rows.append(row)
-                for other in others:
-                    use = replace(row, source=row, start_from=_use_rates, extends=True, settings=searched)
-                    rows.append(replace(use, configs=(other,)))
+                seeded = [replace(config, seed=seed, split_seed=split_seed) for seed in options.seeds] or [config]
+                method = config.pool.method
+                row = Row(tuple(seeded), data, protocols, method, title, exclusive=not is_frozen, settings=own)
+                if is_frozen or len(config.training.rates) == 1:
+                    rows.append(row)
+                else:
+                    others = [(other,) for other in seeded[1:]]
+                    rows += extend_by_seeds(replace(row, configs=(seeded[0],)), others, seeded[0].seed, _use_rates)
         return rows
 
     def describe(self, config: VisionConfig, data: Data, protocol: str, result: Any) -> str:
@@ -383,10 +381,9 @@ def _trainings(fits: Sequence[Fit]) -> list[FineTuned]:
     return [fit for fit in fits if isinstance(fit, FineTuned)]
 
 
-def _use_rates(config: VisionConfig, result: Path) -> VisionConfig:
+def _use_rates(config: VisionConfig, chosen: Mapping[str, Any]) -> VisionConfig:
     """Return the settings with the learning rates that another seed selected."""
-    chosen = next(iter(read_json(result)["results"].values()))["chosen"]
-    rates: dict[str, Any] = {f"{name}s": [chosen[name]] for name in config.training.searched}
+    rates: dict[str, Any] = {f"{name}s": [chosen[name]] for name in config.training.listed_rates}
     return replace(config, training=replace(config.training, **rates))
 
 

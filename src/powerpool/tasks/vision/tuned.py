@@ -5,24 +5,23 @@ With ``search_epochs`` these trainings are short, and one more unit continues th
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from powerpool.console import is_quiet, print_note
 from powerpool.data import ImageSet, check_images
-from powerpool.files import atomic, make_folder
 from powerpool.integrations.backbones import load_backbone
 from powerpool.runs.record import Chosen, Score, Trial
 from powerpool.tasks.base import Unit, Watch
 from powerpool.tasks.methods import VISION_METHODS
 from powerpool.tasks.vision import frozen
 from powerpool.tasks.vision.config import VisionConfig
-from powerpool.tasks.vision.extraction import extract
+from powerpool.tasks.vision.extraction import SELECTION, extract
 from powerpool.tasks.vision.finetuning import FineTuned, fine_tune
 from powerpool.tasks.vision.inference import TrainedModel
 from powerpool.tasks.vision.loop import CHECKPOINT, DivergedError
@@ -38,62 +37,55 @@ class TunedModel:
 
 
 def list_units(config: VisionConfig, chain: int) -> list[Unit]:
-    """Return a unit for each learning rate."""
+    """Return a unit for each pair of learning rates."""
     return [Unit(chain, point) for point in range(len(config.training.rates))]
 
 
 def further_unit(config: VisionConfig, chain: int, fits: Sequence[FineTuned], protocol: str) -> Unit | None:
     """Return the unit that continues the selected training to the last epoch; None if that is done."""
-    rates = config.training.rates
-    if not is_search(config) or any(fit.is_final for fit in fits):
-        return None
-    return Unit(chain, rates.index(select(fits).rates), protocol)
-
-
-def is_search(config: VisionConfig) -> bool:
-    """Whether learning rates are selected by shorter trainings."""
     training = config.training
-    return len(training.rates) > 1 and training.search_epochs not in (None, training.epochs)
+    if not training.is_searched or any(fit.is_final for fit in fits):
+        return None
+    return Unit(chain, training.rates.index(select(fits).rates), protocol)
 
 
 def train(
     config: VisionConfig, images: ImageSet, unit: Unit, checkpoint: Path | None, watch: Watch
 ) -> FineTuned | None:
-    """Train with one of the learning rates; None if the loss diverges and there are others."""
+    """Train with one of the pairs of learning rates; None if the loss diverges and there are others."""
     if checkpoint is None:
         raise ValueError("End-to-end training needs a folder for its checkpoint.")
-    training = config.training
+    training, start = config.training, None
     rate, head = training.rates[unit.point]
-    is_short = is_search(config) and unit.protocol is None
-    epochs = training.search_epochs if is_short else None
-    own = replace(training, learning_rate=rate, head_learning_rate=head, epochs=epochs or training.epochs)
-    if unit.protocol is not None:
-        _continue(checkpoint.with_name(Unit(unit.chain, unit.point).name), checkpoint)
+    is_final = not training.is_searched or unit.protocol is not None
+    epochs = training.search_epochs if training.search_epochs and not is_final else training.epochs
+    if unit.protocol is not None:  # what the selection depends on stays as it was
+        start = checkpoint.with_name(Unit(unit.chain, unit.point).name) / CHECKPOINT
     elif unit.point == 0 and not (checkpoint / CHECKPOINT).exists():
         for name, split in images.splits.items():  # an unreadable image fails now, not after hours
             check_images(split, "error", progress=partial(watch, f"checked images of {name}"))
+    if len(training.rates) > 1:
+        print_note(f"learning rates {rate:g} and {head:g}, {epochs} epochs")
+    own = replace(training, learning_rate=rate, head_learning_rate=head, epochs=epochs)
     try:
-        found = _train(replace(config, training=own), images, checkpoint, watch)
+        found = _train(replace(config, training=own), images, checkpoint, start, watch)
     except DivergedError as error:
-        if len(training.rates) == 1 or unit.protocol is not None:
+        if unit.protocol is not None:
+            raise DivergedError(
+                f"{error} These rates were selected after {training.search_epochs} epochs: remove them from the lists, "
+                "or raise training.search_epochs."
+            ) from error
+        if len(training.rates) == 1:
             raise
-        print_note(f"learning rates {rate:g} and {head:g}: {error}")
+        print_note(str(error))
         return None
-    return replace(found, is_final=not is_short)
+    return replace(found, is_final=is_final)
 
 
-def _continue(searched: Path, checkpoint: Path) -> None:
-    """Copy the checkpoint of a short training, which stays as it was: it is what the selection depends on."""
-    if not (checkpoint / CHECKPOINT).exists():
-        make_folder(checkpoint)
-        with atomic(checkpoint / CHECKPOINT) as part:
-            shutil.copyfile(searched / CHECKPOINT, part)
-
-
-def _train(config: VisionConfig, images: ImageSet, checkpoint: Path, watch: Watch) -> FineTuned:
+def _train(config: VisionConfig, images: ImageSet, checkpoint: Path, start: Path | None, watch: Watch) -> FineTuned:
     torch.manual_seed(config.seed)
     if config.training.warm_start:
-        features = extract(config, images, watch=watch)
+        features = extract(config, images, needed=SELECTION, watch=watch)
         network = frozen.train_network(config, features, checkpoint.with_name("warm-start"), watch)
     else:
         backbone = load_backbone(config.backbone, pretrained=config.pretrained, download=config.download)
@@ -106,7 +98,7 @@ def _train(config: VisionConfig, images: ImageSet, checkpoint: Path, watch: Watc
     on_all = config.training.validation == "train"
     chosen = images["train"] + images["validation"] if on_all else images["train"]
     validation = None if on_all else images["validation"]
-    return fine_tune(config, network, chosen, validation, checkpoint, watch=watch, show=not is_quiet())
+    return fine_tune(config, network, chosen, validation, checkpoint, start=start, watch=watch, show=not is_quiet())
 
 
 def select(fits: Sequence[FineTuned]) -> FineTuned:
@@ -115,26 +107,39 @@ def select(fits: Sequence[FineTuned]) -> FineTuned:
     Where one was continued to the last epoch, it is the one that was selected.
     """
     if not fits:
-        raise DivergedError("The loss is not finite with any of training.learning_rates. Add lower ones.")
+        raise DivergedError(
+            "The loss is not finite with any of the learning rates. Add lower ones to training.learning_rates or "
+            "training.head_learning_rates."
+        )
     final = [fit for fit in fits if fit.is_final] or fits
     return final[0] if len(final) == 1 else min(final, key=lambda fit: frozen.rank(_validation(fit)))
 
 
 def list_trials(config: VisionConfig, fits: Sequence[FineTuned]) -> Iterator[Trial]:
-    """Iterate over the learning rates and the validation scores that one is selected by."""
+    """Iterate over the learning rates, if values are listed, and the validation scores that a pair is selected by."""
     for fit in fits:
-        if not (is_search(config) and fit.is_final):
-            found = _validation(fit)
-            yield Trial(searched_rates(config, fit), found.value, found.loss, fit.epoch)
+        rates, found = listed_rates(config, fit), fit.validation
+        if rates and found is not None and not (config.training.is_searched and fit.is_final):
+            yield Trial(rates, found.value, found.loss, fit.epoch)
 
 
-def searched_rates(config: VisionConfig, fit: FineTuned) -> dict[str, Chosen]:
-    """Return those of the learning rates of a training that the settings list values of."""
-    return {name: getattr(fit, name) for name in config.training.searched}
+def listed_rates(config: VisionConfig, fit: FineTuned) -> dict[str, Chosen]:
+    """Return those of the learning rates of a training that the settings list values for."""
+    return {name: getattr(fit, name) for name in config.training.listed_rates}
+
+
+def describe_edges(config: VisionConfig, chosen: Mapping[str, Any]) -> str:
+    """Return which selected learning rates are at an end of a list of at least three; empty if none."""
+    edges = []
+    for name in config.training.listed_rates:
+        values = getattr(config.training, f"{name}s")
+        if len(values) > 2 and chosen[name] in (min(values), max(values)):
+            edges.append(f"{name} {chosen[name]:g}")
+    return f"{' and '.join(edges)} at the edge of the range; a wider one may be better." if edges else ""
 
 
 def count_seconds(fits: Sequence[FineTuned]) -> float:
-    """Return the time of all trainings; that of a continued one contains its first epochs."""
+    """Return the time of the trainings that have not diverged; that of a continued one contains its first epochs."""
     return sum({fit.rates: fit.seconds for fit in fits}.values())
 
 
