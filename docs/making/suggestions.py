@@ -22,6 +22,7 @@ from powerpool.files import read_json, write_json, write_text
 from powerpool.report.write import read_records
 from powerpool.runs.config import read_recipe, to_yaml
 from powerpool.runs.environment import environment
+from powerpool.runs.folder import RECORD
 from powerpool.runs.typed import to_json
 from powerpool.tasks.graph.config import GraphConfig, GridConfig
 from powerpool.tasks.vision.config import VisionConfig
@@ -57,6 +58,13 @@ def call(*words: object) -> None:
     assert run_command([str(word) for word in words]) == 0, words
 
 
+def train(out: Path, *words: object) -> Path:
+    """Train a run, unless it is finished, and return its folder."""
+    if not (out / RECORD).exists():
+        call("train", *words, "--out", out)
+    return out
+
+
 def etas(suggestion: Suggestion) -> list[float]:
     """Return the values to try."""
     return sorted({*map(float, ETAS), suggestion.eta})
@@ -71,7 +79,7 @@ def make_case(title: str, samples: str, suggestion: Suggestion, accuracy: Mappin
 def measure_images(title: str, recipe: str) -> Case:
     """Sweep eta on frozen features."""
     config = replace(read_recipe(recipe, VisionConfig), mode="frozen")
-    features = TASK.load_selection(config, lambda *_: None)
+    features = TASK.load_selection(config)
     maps = features.maps("train")  # (n, K, C, h, w)
     chosen = torch.linspace(0, len(maps) - 1, min(SAMPLES, len(maps))).round().long()
     found = inspect_features(maps[chosen].float().movedim(1, 2).flatten(2)).suggestions["spectral"]
@@ -86,8 +94,8 @@ def measure_images(title: str, recipe: str) -> Case:
 
 def measure_graphs(data: str) -> Case:
     """Train a readout with every eta on five folds; the spectrum is that of a network with the mean as readout."""
-    out, run = FOLDER / data, FOLDER / f"{data}-GIN0"
-    call("train", "graph", "--config", f"graph/{data}", "--model.method", "GIN0", "--out", run)
+    out = FOLDER / data
+    run = train(FOLDER / f"{data}-GIN0", "graph", "--config", f"graph/{data}", "--model.method", "GIN0")
     found = inspect_run(run).suggestions["spectral"]
     recipe = FOLDER / f"{data}.yaml"
     shipped = read_recipe(f"graph/{data}", GraphConfig)
@@ -106,22 +114,22 @@ def measure_tokens() -> Case:
     """Train a small ViT with every eta; the spectrum is that of one with the mean of its tokens."""
     from transformers import ViTConfig
 
-    folder, run = FOLDER / "vit-digits", FOLDER / "vit-FOP"
+    folder = FOLDER / "vit-digits"
     size = {"hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 128}
     ViTConfig(image_size=16, patch_size=4, **size).save_pretrained(folder)
     backbone = ("--backbone", f"hf:{folder}")
     rate = ("--training.learning_rates", "0.001")
-    call("train", "vision", "--config", "vision/digits-vit", *backbone, *rate, "--pool.method", "FOP", "--out", run)
+    shared = ("vision", "--config", "vision/digits-vit", *backbone, *rate)
+    run = train(FOLDER / "vit-FOP", *shared, "--pool.method", "FOP")
     found = inspect_run(run).suggestions["spectral"]
     shipped = read_recipe("vision/digits-vit", VisionConfig)
     accuracy = {}
     for eta in etas(found):
         scores = []
         for seed in SEEDS:
-            out = FOLDER / f"vit-{eta:g}-{seed}"
             words = ("--pool.method", METHOD, "--pool.eta", f"{eta:g}", "--seed", seed, "--split_seed", shipped.seed)
-            call("train", "vision", "--config", "vision/digits-vit", *backbone, *rate, *words, "--out", out)
-            scores.append(read_json(out / "record.json")["results"][0]["validation"]["value"])
+            run = train(FOLDER / f"vit-{eta:g}-{seed}", *shared, *words)
+            scores.append(read_json(run / RECORD)["results"][0]["validation"]["value"])
         accuracy[eta] = fmean(scores)
     return make_case("digits, small ViT", f"{len(SEEDS)} seeds", found, accuracy)
 

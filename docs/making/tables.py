@@ -446,16 +446,8 @@ def suggestions() -> str:
         cells = (f"{accuracy[eta]:.1f}" for eta in (1, suggested, best))
         shown = f"{suggested:g} ({case['low']:g} to {case['high']:g})"
         rows.append((case["title"], case["samples"], shown, f"{best:g}", f"{min(near):g} to {max(near):g}", *cells))
-    headings = (
-        "data",
-        "validation",
-        "suggested (range)",
-        "best",
-        "within half a point",
-        "no curve",
-        "suggested",
-        "best",
-    )
+    accuracies = (f"accuracy with {eta}" for eta in ("eta 1, no curve", "the suggestion", "the best"))
+    headings = ("data", "validation", "suggested eta (range)", "best eta", "within half a point", *accuracies)
     return as_table(headings, rows)
 
 

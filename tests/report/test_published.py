@@ -167,6 +167,8 @@ def test_page_on_graphs_with_two_seeds() -> None:
         if data == "PROTEINS":
             quoted |= {f"{test.difference:.1f}" for test in tests}
             quoted |= {f"{test.corrected_p_value:.3f}" for test in tests}
+            test = compare("graph-sets", data, "validation-only", READOUTS[-1], "GIN0+Sum")
+            quoted |= {f"{test.difference:.1f}", f"{test.corrected_p_value:.2f}"}
         else:
             assert min(test.corrected_p_value for test in tests) >= 0.08
         quoted.add(f"{abs(tests[-1].difference):.1f}")
