@@ -178,6 +178,11 @@ def test_the_recipe_of_a_data_set_is_found(data):
         assert len(list(replace(quick, pool=replace(quick.pool, method=method)).points())) == 1
 
 
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_every_recipe_can_be_shortened(recipe):
+    assert read_recipe(recipe, VisionConfig, {"training.epochs": 1}).training.epochs == 1
+
+
 def test_a_central_crop_is_cut_from_a_resized_image_unless_the_settings_say_otherwise(tmp_path):
     def crops(**values: Any) -> Crops:
         return make_config(VisionConfig, {f"crops.{name}": Setting(value) for name, value in values.items()}).crops

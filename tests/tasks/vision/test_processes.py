@@ -17,10 +17,11 @@ import torch
 
 from powerpool.cli.main import main
 from powerpool.errors import ArgumentError
-from powerpool.runs.folder import load_state
+from powerpool.runs.folder import RECORD, load_state
+from powerpool.runs.record import RunRecord
 from powerpool.tasks.vision.config import FineTuningConfig, VisionConfig
 from powerpool.tasks.vision.finetuning import is_first, is_launched, require_joint_training, with_launched_sizes
-from powerpool.tasks.vision.loop import CHECKPOINT, FineTuningError
+from powerpool.tasks.vision.loop import CHECKPOINT, DivergedError, FineTuningError
 from tests.tasks.vision import fine_tuning_samples
 from tests.tasks.vision.fine_tuning_samples import network, pack, small_config, train, with_training
 
@@ -150,5 +151,20 @@ def test_an_error_in_one_of_two_processes_is_raised(tmp_path):
     model = network()
     with torch.no_grad():
         model.classifier.bias[0] = float("inf")
-    with pytest.raises(FineTuningError, match="nan in step 1"):
+    with pytest.raises(DivergedError, match="nan in step 1"):  # a search goes on with other rates
         train(tmp_path / "run", small_config(devices=2), model)
+
+
+@pytest.mark.stress
+def test_two_processes_of_torchrun_select_and_continue_together(textures, tmp_path):
+    """The command in both processes; a single process gets the same record up to rounding."""
+    rates = ["--training.learning_rates", "0.0001", "0.001", "--training.search_epochs", "1", "--training.epochs", "3"]
+    words = ["train", "vision", "--data", str(textures), "--mode", "end-to-end", "--crops.size", "32", *rates]
+    words += ["--crops.count", "1", "--training.crops", "1", "--accelerator", "cpu", "--workers", "0", "--out"]
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "powerpool"]
+    subprocess.run([*launch, *words, str(tmp_path / "two")], check=True, timeout=PATIENCE)
+    assert main([*words, str(tmp_path / "one")]) == 0
+    one, two = (RunRecord.read(tmp_path / name / RECORD).results[0] for name in ("one", "two"))
+    assert len(one.trials) == len(two.trials) == 2
+    assert two.chosen["learning_rate"] == one.chosen["learning_rate"]
+    assert len(two.curves["train_loss"]) == 3
