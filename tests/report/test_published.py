@@ -24,6 +24,7 @@ from powerpool.runs.record import RunRecord
 from powerpool.runs.typed import Json
 from powerpool.solvers import select
 from powerpool.tasks.methods import GRAPH_METHODS, MORE_READOUTS
+from powerpool.tasks.vision.options import PAPER, read_sweep
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = (
@@ -203,6 +204,25 @@ def test_page_on_images_after_a_relu() -> None:
         test = compare("vision-alexnet", "flower102", "frozen", curve, "SOP")
         assert test.p_value < 0.001
         assert f"{test.difference:.1f}" in numbers("docs/images.md")
+
+
+def test_sensitivity_on_the_page_on_images() -> None:
+    sweeps = [read_sweep(path) for path in (ROOT / "results" / "sweeps").glob("*.json")]
+    found = {(one.data, one.setting): {point.value: point.accuracy for point in one.points} for one in sweeps}
+    assert found.keys() == {(data, setting) for data in ("digits", "flower102") for setting in PAPER}
+    digits, flowers = (
+        {setting: found[data, setting] for data, setting in found if data == name} for name in ("digits", "flower102")
+    )
+    assert max(digits["eta"], key=digits["eta"].get) == 160
+    assert flowers["eta"][5] == flowers["eta"][10] == max(flowers["eta"].values())
+    differences = [
+        digits["eta"][160] - digits["eta"][1],
+        digits["beta"][1] - digits["beta"][0],
+        flowers["eta"][10] - flowers["eta"][1],
+        flowers["eta"][1] - min(flowers["eta"].values()),
+        flowers["beta"][0] - flowers["beta"][1],
+    ]
+    assert {f"{difference:.1f}" for difference in differences} <= numbers("docs/images.md")
 
 
 def test_page_on_few_shot_learning() -> None:
