@@ -441,13 +441,11 @@ def suggestions() -> str:
     for case in read_json(RESULTS / "inspect" / "suggestions.json")["cases"]:
         accuracy = {float(eta): value for eta, value in case["accuracy"].items()}
         best = max(accuracy, key=lambda eta: accuracy[eta])
-        near = [eta for eta in accuracy if accuracy[eta] >= accuracy[best] - 0.5]
         suggested = case["suggested"]
         cells = (f"{accuracy[eta]:.1f}" for eta in (1, suggested, best))
-        shown = f"{suggested:g} ({case['low']:g} to {case['high']:g})"
-        rows.append((case["title"], case["samples"], shown, f"{best:g}", f"{min(near):g} to {max(near):g}", *cells))
+        rows.append((case["title"], case["samples"], f"{suggested:g}", f"{best:g}", *cells))
     accuracies = (f"accuracy with {eta}" for eta in ("eta 1, no curve", "the suggestion", "the best"))
-    headings = ("data", "validation", "suggested eta (range)", "best eta", "within half a point", *accuracies)
+    headings = ("data", "validation", "suggested eta", "best eta tried", *accuracies)
     return as_table(headings, rows)
 
 

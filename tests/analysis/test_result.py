@@ -67,7 +67,7 @@ def test_hdp_has_no_suggestion_where_nothing_should_change():
 
 
 def test_element_wise_curve_gets_the_suggestion_of_the_diagonal():
-    found = inspect_features(make_features(), pp.AsinhE(gamma=3.0), "elementwise")
+    found = inspect_features(make_features(), pp.AsinhE(gamma=300.0), "elementwise")
     assert found.suggestion is found.suggestions["elementwise"]
     assert f"gamma {found.suggestion.asinhe_gamma:.3g}" in found.advice()
     diagonal = torch.stack([(one @ one.T).diagonal() for one in make_features().double()])
