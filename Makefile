@@ -51,10 +51,10 @@ stress: $(STAMP) ## The long randomised trials, and runs of every task that are 
 	$(BIN)/pytest -n $(JOBS) -m stress --junitxml=build/stress.xml $(ARGS)
 	$(BIN)/python -m tests.stress.kills --kills $(KILLS)
 
-# Five times the examples of `make unit` (POWERPOOL_FUZZ), others each time; then a minute of atheris for each target, where
+# 20 times the examples of `make unit` (POWERPOOL_FUZZ), others each time; then a minute of atheris for each target, where
 # there is a build of it.
 fuzz: export OMP_NUM_THREADS ?= 1
-fuzz: export POWERPOOL_FUZZ ?= 5
+fuzz: export POWERPOOL_FUZZ ?= 20
 fuzz: $(STAMP) ## Damaged files of every kind, other ones each time, and a minute of atheris for each
 	-@$(PIP) atheris
 	$(BIN)/pytest -n $(JOBS) --hypothesis-profile fresh --junitxml=build/fuzz.xml tests/trust/test_fuzz.py $(ARGS)
