@@ -460,6 +460,7 @@ def overview() -> str:
             found("vision-alexnet", "flower102", "frozen"),
             methods,
         ),
+        ("Flower102, CNN trained end to end at 128 px, 2 seeds", groups("vision-finetuned")[0], methods),
         ("digits, small ViT from scratch, 3 seeds", groups("vision-vit")[0], methods),
         ("digits, small ConvNeXt from scratch, 3 seeds", groups("vision-convnext")[0], methods),
         *((f"{title}, 10 folds", group, ("GIN0", *methods[1:])) for title, group in graph_groups()),
