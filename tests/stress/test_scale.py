@@ -6,6 +6,7 @@ import pytest
 
 from powerpool.cli.main import main
 from powerpool.data import load_images
+from powerpool.tasks.base import Unit
 from powerpool.tasks.vision.tuned import train
 from tests.stress.cases import digest
 from tests.stress.scale import read_state, trial, words, write_backbone, write_sets
@@ -33,7 +34,7 @@ def test_images_are_decoded_before_a_training_but_not_again_when_it_is_resumed(t
     data = load_images(write_images(tmp_path / "images", 5))
     watched = []
     for _ in range(2):
-        done = train(small_config(epochs=1), data, 0, tmp_path / "run", lambda what, *rest: watched.append(what))
+        done = train(small_config(epochs=1), data, Unit(0), tmp_path / "run", lambda what, *rest: watched.append(what))
         assert done.epoch == 1
     assert watched.count("checked images of train") == len(data["train"])
 

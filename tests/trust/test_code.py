@@ -166,7 +166,7 @@ def test_checkpoints_with_code_are_refused(hostile: Path, witness: Path, tmp_pat
     words = [*FEWSHOT, "--data", images, "--out", tmp_path / "run-2", "--pretrained", tmp_path / "start"]
     assert "model.pt" in refused(words, capsys)
     with pytest.raises(RecordError, match=r"last\.pt"):
-        _read_progress(SimpleNamespace(checkpoint=plant(tmp_path / "vision" / "last.pt")))  # type: ignore[arg-type]
+        _read_progress(SimpleNamespace(source=plant(tmp_path / "vision" / "last.pt")))  # type: ignore[arg-type]
     assert not witness.exists()
 
 
