@@ -205,7 +205,7 @@ def read_tensors(path: str | Path, limit: int, what: str) -> Any:
         # Before the whole file is read, look at both ends: torch goes by the first bytes, and zipfile by the last.
         with Path(path).open("rb") as file:
             first = file.read(len(ZIP))
-        if first != ZIP or not zipfile.is_zipfile(path):
+        if first != ZIP or not _is_zip(path):
             raise RecordError(f"{path} is not a {what}: it is not a zip of tensors and plain values.")
     content = io.BytesIO(read_bytes(path, limit))
     try:
@@ -221,6 +221,13 @@ def read_tensors(path: str | Path, limit: int, what: str) -> Any:
     except Exception as error:  # a damaged pickle fails anywhere: IndexError, OSError, ...
         reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
         raise RecordError(f"{path} is not a {what}, or is damaged: {reason}.") from error
+
+
+def _is_zip(path: str | Path) -> bool:
+    try:
+        return zipfile.is_zipfile(path)
+    except zipfile.BadZipFile:  # it claims to span several disks
+        return False
 
 
 def _refuse_bomb(content: io.BytesIO) -> None:

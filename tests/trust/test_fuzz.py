@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import os
+import struct
+import zipfile
 
 import pytest
 from hypothesis import given, settings
@@ -61,6 +64,23 @@ def test_only_errors_of_powerpool_are_raised(target: str) -> None:
     each()
 
 
+def zip_without_a_name() -> bytes:
+    """The only member has an empty name."""
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr(zipfile.ZipInfo(""), b"")
+    return file.getvalue()
+
+
+def zip_of_several_disks() -> bytes:
+    """The locator of a zip64 archive names a second disk."""
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr(zipfile.ZipInfo("a"), b"")  # with a fixed date
+    whole = file.getvalue()
+    return whole[:-22] + struct.pack("<4sLQL", b"PK\x06\x07", 1, 0, 2) + whole[-22:]
+
+
 @pytest.mark.parametrize("target, data", [
     ("lists", b"filename,label\n0.jpg," + b"9" * 5000 + b"\n\0filename,label\n1.jpg,b\n"),  # too long for int()
     ("lists", b"\0".join([b"", b"", b"9" * 5000 + b" a/0.jpg\n", b"1 1\n", b"", b""])),
@@ -70,6 +90,8 @@ def test_only_errors_of_powerpool_are_raised(target: str) -> None:
     ("recipe", b"\0data: " + b"[" * 2000),
     ("recipe", b"\0!!python/object/apply:os.system ['true']"),
     ("recipe", b"\0seed: " + b"1" * 5000),
+    ("image_zip", zip_without_a_name()),
+    ("checkpoint", zip_of_several_disks()),
 ])  # fmt: skip
 def test_earlier_findings(target: str, data: bytes) -> None:
     survive(target, data)

@@ -180,6 +180,8 @@ def _check_members(
 def _safe_name(path: Path, info: zipfile.ZipInfo) -> str:
     """Return the relative name of a member; refuse paths outside of the folder, links and devices."""
     name = info.filename.replace("\\", "/")  # archives made on Windows
+    if not name:
+        raise DataError(f"{path} was refused: one of its members has no name, so the archive is damaged.")
     parts = PurePosixPath(name).parts
     if name.startswith("/") or ".." in parts or (parts and ":" in parts[0]):
         raise DataError(f"{path} was refused: its member {info.filename!r} would be written outside of the folder.")
