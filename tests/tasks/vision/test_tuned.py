@@ -102,14 +102,11 @@ def test_a_search_that_is_killed_selects_the_same(textures, tmp_path, monkeypatc
 
 
 @pytest.mark.usefixtures("tiny")
-def test_a_training_that_stops_early_in_the_search_is_not_continued(textures, tmp_path):
-    (record,) = reproduce(
-        tmp_path / "out", textures, SEARCH.replace("search_epochs: 2", "search_epochs: 3, patience: 1")
-    )
-    (result,) = record.results
-    curve = result.curves["validation_value"]
-    assert len(curve) in (2, 3, 4)
-    assert len(curve) == 4 or result.chosen["epoch"] == len(curve) - 1
+def test_a_search_with_early_stopping_ends_as_the_selected_training_alone(textures, tmp_path):
+    (record,) = reproduce(tmp_path / "searched", textures, f"{SEARCH}, patience: 1")
+    rates = "learning_rates: [{learning_rate}], head_learning_rates: [{head_learning_rate}], patience: 1"
+    (expected,) = reproduce(tmp_path / "alone", textures, rates.format(**record.results[0].chosen))
+    assert numbers(record) == numbers(expected)
 
 
 @pytest.mark.usefixtures("tiny")
