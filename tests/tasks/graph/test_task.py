@@ -181,6 +181,46 @@ def test_finished_units_and_epochs_are_not_repeated(graphs, fits, tmp_path, monk
         assert_equal_states(one.weights, two.weights)
 
 
+@pytest.mark.parametrize("resumed", [False, True])
+def test_a_short_search_continues_the_selected_point_bit_for_bit(graphs, fits, tmp_path, monkeypatch, resumed):
+    monkeypatch.setattr(module, "CHECKPOINT_SECONDS", -1.0)
+    config = replace(CONFIG, training=replace(CONFIG.training, search_epochs=2))
+    steps, original = [], Training.step
+
+    def step(training):
+        if resumed and len(steps) == 9:
+            steps.append("stopped")
+            raise KeyboardInterrupt
+        steps.append(training.epoch)
+        original(training)
+
+    monkeypatch.setattr(Training, "step", step)
+    if resumed:
+        with pytest.raises(KeyboardInterrupt):
+            run_chain(TASK, config, graphs, NUMBER, BOTH, tmp_path)
+    outcome = run_chain(TASK, config, graphs, NUMBER, ["validation-only"], tmp_path if resumed else None)
+    short = {fit.point: min(fit.curves.validation_loss[:2]) for fit in fits}
+    expected = next(fit for fit in fits if fit.point == min(short, key=short.get))
+    result, model = (found["validation-only"] for found in (outcome.results, outcome.models))
+    assert model.fit.point.model == expected.point.model
+    assert (model.fit.epoch, result.validation) == (expected.epoch, expected.score)
+    assert_equal_states(model.fit.weights, expected.weights)
+    assert len(result.curves["train_loss"]) == 4
+    assert [trial.loss for trial in result.trials] == sorted(short.values())
+    assert steps == [*[0, 1] * 4, *([2, "stopped", 3] if resumed else [0, 1, 2, 3])]
+
+
+def test_a_search_is_short_only_where_it_saves_epochs():
+    def epochs(**changes):
+        return small_config(training={"search_epochs": 2, "epochs": 3, **changes}, grid=CONFIG.grid).search_epochs
+
+    assert epochs() == 2
+    assert epochs(epochs=2) is None
+    assert replace(CONFIG, search=False, training=replace(CONFIG.training, search_epochs=2)).search_epochs is None
+    with pytest.raises(ArgumentError, match=r"search_epochs.*got 0"):
+        epochs(search_epochs=0)
+
+
 def test_settings_without_effect_are_remarked(graphs):
     config = small_config("GIN0", model={"eta": 7.0, "beta": 1.0}, grid=GridConfig(eta=[3.0]))
     (remark,) = TASK.remarks(config, graphs)

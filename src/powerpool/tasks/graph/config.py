@@ -108,6 +108,8 @@ class TrainingConfig:
         batch_norm: statistics used in evaluation: recomputed from the training graphs with the current weights, or the
             running ones
         retrain_epochs: how long protocol retrain trains: all epochs, or as many as validation selected
+        search_epochs: epochs of the trainings that a grid point is selected by, the best of which is continued to the
+            last epoch; default: all epochs
         seed: of initial weights, batches and dropout; default: that of the folds
         class_weights: balanced weighs the loss of a class by the inverse of its frequency
         device: cpu, cuda or cuda:1
@@ -121,6 +123,7 @@ class TrainingConfig:
     weight_decay: float = 0.0
     batch_norm: BatchNorm = "recomputed"
     retrain_epochs: RetrainEpochs = "all"
+    search_epochs: int | None = None
     seed: int | None = None
     class_weights: ClassWeights = "equal"
     device: str = "cpu"
@@ -136,6 +139,8 @@ class TrainingConfig:
             raise ArgumentError(f"training.decay_factor must be above 0 and at most 1 (got {self.decay_factor}).")
         require_choice(self.batch_norm, get_args(BatchNorm), "training.batch_norm")
         require_choice(self.retrain_epochs, get_args(RetrainEpochs), "training.retrain_epochs")
+        if self.search_epochs is not None:
+            require_at_least(1, "training", search_epochs=self.search_epochs)
         if self.seed is not None:
             require_seed(self.seed)
         require_choice(self.class_weights, get_args(ClassWeights), "training.class_weights")
@@ -260,6 +265,13 @@ class GraphConfig:
     def training_seed(self) -> int:
         """The seed of trainings: that of the folds unless another is given."""
         return self.seed if self.training.seed is None else self.training.seed
+
+    @property
+    def search_epochs(self) -> int | None:
+        """Epochs of each grid point where only the selected one is trained to the last epoch; None if all are."""
+        epochs = self.training.search_epochs
+        is_short = epochs is not None and epochs < self.training.epochs
+        return epochs if is_short and len(list(self.points())) > 1 else None
 
     def fold_seed(self, fold: int) -> int:
         """Return the seed of all trainings on a fold, the same for all methods."""

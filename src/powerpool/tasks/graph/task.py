@@ -2,7 +2,8 @@
 
 ``validation-only`` trains every grid point on the training graphs, selects the epoch and then the grid point by
 validation loss, and tests that model. ``retrain`` trains the selected point again on training and validation graphs,
-for all epochs or for the selected number of them. No choice depends on the test graphs.
+for all epochs or for the selected number of them. No choice depends on the test graphs. With ``search_epochs`` grid
+points are trained briefly, and one more unit continues the selected training to the last epoch.
 
 ``test-epoch`` and ``test-epoch-per-fold`` train as ``retrain`` does and choose the epoch on test graphs, see
 :mod:`powerpool.tasks.graph.protocols`.
@@ -66,6 +67,7 @@ NEW_SETTINGS = (
     ("", "permute_labels", False),
     ("model", "backbone", "GIN0"),
     ("training", "class_weights", "equal"),
+    ("training", "search_epochs", None),
 )
 """Groups, names and defaults of settings that records of earlier versions do not have."""
 
@@ -80,6 +82,8 @@ class GraphFit:
     curves: TrainingCurves
     weights: dict[str, Tensor]
     seconds: float
+    is_continued: bool = False
+    """Whether the search had selected it after fewer epochs."""
 
     @property
     def trial(self) -> Trial:
@@ -102,7 +106,7 @@ class GraphTask(Task[GraphConfig, GraphSet, GraphFit, GraphModel]):
     """Graph classification by GIN0 with a readout of the tables."""
 
     name = "graph"
-    version = 3
+    version = 4
     baseline = "GIN0"
     config_type = GraphConfig
     packages = ("torch_geometric",)
@@ -151,20 +155,28 @@ class GraphTask(Task[GraphConfig, GraphSet, GraphFit, GraphModel]):
         training = Training(
             point.model, point.training, data, fold.train, fold.validation, seed=config.fold_seed(unit.chain)
         )
-        epochs = config.training.epochs
-
-        def show(training: Training) -> None:
-            watch("epochs", unit.point * epochs + training.epoch, len(points) * epochs)
-
-        _run(training, epochs, checkpoint, show)
+        epochs, start = config.search_epochs or config.training.epochs, None
+        searched, total = unit.point * epochs, len(points) * epochs
+        is_continued = unit.protocol is not None
+        if is_continued:
+            epochs, searched, total = config.training.epochs, 0, config.training.epochs
+            start = checkpoint and checkpoint.with_name(Unit(unit.chain, unit.point).name)
+        what = "epochs of the selected point" if is_continued else "epochs"
+        _run(training, epochs, checkpoint, lambda training: watch(what, searched + training.epoch, total), start)
         best = training.best
         if best is None:
             return None
-        return GraphFit(point, best.epoch, best.score, training.curves, best.weights, training.seconds)
+        return GraphFit(point, best.epoch, best.score, training.curves, best.weights, training.seconds, is_continued)
+
+    def further_unit(self, config: GraphConfig, chain: int, fits: Sequence[GraphFit], protocol: str) -> Unit | None:
+        """Return the unit that continues the selected training; None if all were trained to the last epoch."""
+        if config.search_epochs is None or not fits or any(fit.is_continued for fit in fits):
+            return None
+        return Unit(chain, list(config.points()).index(self.select(fits, protocol).point), protocol)
 
     def select(self, fits: Sequence[GraphFit], protocol: str) -> GraphFit:
-        """Return the fit with the lowest validation loss, the first of equals."""
-        return min(fits, key=lambda fit: fit.score.loss)
+        """Return the fit with the lowest validation loss, the first of equals, or the one that was continued."""
+        return min([fit for fit in fits if fit.is_continued] or fits, key=lambda fit: fit.score.loss)
 
     def finish(
         self,
@@ -242,7 +254,9 @@ class GraphTask(Task[GraphConfig, GraphSet, GraphFit, GraphModel]):
         batches = collate(own, chosen, size)
         analysed = collate(own, chosen[spread_out(len(chosen))], size)
         targets = torch.cat([batch.y for batch in batches])
-        ordered = sorted(fits, key=lambda fit: fit.score.loss)
+        ordered = sorted((fit for fit in fits if not fit.is_continued), key=lambda fit: fit.score.loss)
+        # The time of a training that was continued contains its first epochs.
+        seconds = sum({fit.point: fit.seconds for fit in fits}.values())
         found = {}
         for protocol, model in models.items():
             network, best = model.trained.network, model.fit
@@ -257,7 +271,7 @@ class GraphTask(Task[GraphConfig, GraphSet, GraphFit, GraphModel]):
                 number=chain,
                 value=score.value,
                 test_loss=score.loss,
-                seconds=sum(fit.seconds for fit in fits) + model.seconds,
+                seconds=seconds + model.seconds,
                 fold=chain,
                 seed=config.training_seed,
                 chosen=best.point.values,
@@ -362,11 +376,12 @@ class GraphTask(Task[GraphConfig, GraphSet, GraphFit, GraphModel]):
 TASK = GraphTask()
 
 
-def _run(training: Training, epochs: int, file: Path | None, show: Any) -> None:
-    """Train to the end, resuming from ``file`` and saving to it every few seconds."""
-    if file is not None and file.exists():
+def _run(training: Training, epochs: int, file: Path | None, show: Any, start: Path | None = None) -> None:
+    """Train to the end, resuming from ``file``, or else from ``start``, and saving to ``file`` every few seconds."""
+    found = next((one for one in (file, start) if one is not None and one.exists()), None)
+    if found is not None:
         try:
-            training.load_state_dict(load_state(file))
+            training.load_state_dict(load_state(found))
         except RecordError as error:
             raise RecordError(f"{error} Delete it and repeat the command to train it anew.") from error
         show(training)

@@ -98,8 +98,9 @@ class Training:
         weights = balanced_weights(graphs.targets[train], len(graphs.classes)) if is_balanced else None
         self.objective = self.model.objective(weights)
         self.model.symmetric = is_symmetric(self.graphs.edge_index)
+        # Fused, an epoch of NCI1 takes 0.86 (GIN0) to 0.94 times (MaxExp(F)) the time of foreach.
         self.optimizer = torch.optim.Adam(
-            self.model.parameters(), lr=config.learning_rate, weight_decay=config.weight_decay, foreach=True
+            self.model.parameters(), lr=config.learning_rate, weight_decay=config.weight_decay, fused=True
         )
         self.schedule = torch.optim.lr_scheduler.StepLR(self.optimizer, config.decay_every, config.decay_factor)
         self.curves = TrainingCurves()
