@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from powerpool.files import write_json
+from tests.fuzz import with_atheris
 from tests.stress import cases, trials
 from tests.stress.conftest import SHORT
 from tests.stress.kills import (
@@ -132,6 +134,19 @@ def test_trials_are_counted_from_the_report(tmp_path):
     assert "| `make fuzz` | 2 | 1 | 600 | 1 | 3 |" in text
 
 
+def test_inputs_of_atheris_are_counted_from_its_last_line(tmp_path):
+    counts = [
+        with_atheris.count("lists", ["INFO: seed corpus", "Done 500 runs in 3 second(s)\n"], 0),
+        with_atheris.count("record", ["#12 NEW", "==1== ERROR: libFuzzer: fuzz target exited"], 77),
+    ]
+    report = tmp_path / "atheris.json"
+    write_json(report, counts)
+    found = trials.count_atheris(report)
+    assert (found["tests"], found["failed"], found["examples"], found["seconds"]) == (2, ["record"], 500, 3)
+    text = trials.section({"trials": [found], "times": 1, "commit": None})
+    assert "| `make fuzz (atheris)` | 2 | 0 | 500 | 1 | 3 |" in text
+
+
 # ---- the record of the project ---------------------------------------------------------------------------------------
 
 
@@ -154,4 +169,4 @@ def test_the_published_record_has_at_least_twenty_kills_of_trainings_and_no_prob
     assert not re.search(r"/(root|home|work|tmp)\b", text)
     others = json.loads((PUBLISHED / trials.RECORD).read_text())
     assert (PUBLISHED / TABLE).read_text() == table(record) + trials.section(others)
-    assert {one["name"]: one["failed"] for one in others["trials"]} == {"stress": [], "fuzz": []}
+    assert {one["name"]: one["failed"] for one in others["trials"]} == {"stress": [], "fuzz": [], "fuzz (atheris)": []}

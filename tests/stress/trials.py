@@ -1,6 +1,6 @@
-"""Count the long trials from the reports that pytest wrote, for the record of the project.
+"""Count the long trials from the reports that pytest and atheris wrote, for the record of the project.
 
-    python -m tests.stress.trials build/stress.xml build/fuzz.xml --out results/stress
+    python -m tests.stress.trials build/stress.xml build/fuzz.xml build/atheris.json --out results/stress
 
 The page of the kills lists them, too: it is written again if ``--out`` has a record of kills.
 """
@@ -40,6 +40,19 @@ def count(report: Path, times: int) -> dict[str, Any]:
     }
 
 
+def count_atheris(report: Path) -> dict[str, Any]:
+    """Return the same of the fuzzing with atheris: a test is a target, an example an input."""
+    targets = read_json(report)
+    return {
+        "name": "fuzz (atheris)",
+        "tests": len(targets),
+        "skipped": 0,
+        "failed": [one["target"] for one in targets if one["failed"]],
+        "examples": sum(one["inputs"] for one in targets),
+        "seconds": sum(one["seconds"] for one in targets),
+    }
+
+
 def section(record: dict[str, Any]) -> str:
     """Return the record as a part of a page."""
     rows = ["| trial | tests | skipped | examples | failures | seconds |", "|---|--:|--:|--:|--:|--:|"]
@@ -53,8 +66,8 @@ def section(record: dict[str, Any]) -> str:
 
 `make stress` also kills runs between two checkpoints, fills the disk, closes the pipe that output goes to, and trains
 for thousands of steps at constant memory. `make fuzz` reads damaged files of every kind, here with
-{record["times"]} times the examples of `make test`. Seconds are the sum over tests on a busy machine;
-commit {(record["commit"] or "?")[:7]}.
+{record["times"]} times the examples of `make test`; then atheris, which is guided by coverage, has a minute for each
+target. Seconds are the sum over tests on a busy machine; commit {(record["commit"] or "?")[:7]}.
 """
 
 
@@ -67,7 +80,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=Path("runs", "stress"))
     options = parser.parse_args(argv)
     times = int(os.environ.get("POWERPOOL_FUZZ", "1"))
-    trials = [count(report, times) for report in options.reports]
+    trials = [count_atheris(one) if one.suffix == ".json" else count(one, times) for one in options.reports]
     record = {"schema": 1, "times": times, "trials": trials, "commit": environment().commit}
     write_json(options.out / RECORD, record)
     if (options.out / kills.RECORD).exists():
