@@ -61,6 +61,8 @@ def test_the_options_choose_the_recipe(options, expected):
 def test_quick_and_full_take_precedence_over_the_recipe_of_the_data_set():
     full = ReproduceOptions(full=True).read_config("COLLAB")
     assert (full.degree_cap, full.model.mean, full.grid.layers) == (100, "concat", [2, 3, 4, 5])
+    assert ReproduceOptions().read_config("NCI1").short_search == 10
+    assert ReproduceOptions(full=True).read_config("NCI1").short_search is None
     quick = ReproduceOptions(quick=True).read_config("MUTAG")
     assert (quick.model.hidden, quick.model.mean, quick.training.epochs, quick.folds) == (8, "concat", 3, 3)
     assert len(list(quick.points())) == 1

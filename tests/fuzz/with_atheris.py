@@ -24,11 +24,12 @@ def count(target: str, lines: Iterable[str], code: int) -> dict[str, Any]:
     """Return inputs and seconds that libFuzzer's last line states, and whether the target failed."""
     found = [done for line in lines if (done := re.match(r"Done (\d+) runs in (\d+) second", line))]
     inputs, seconds = map(int, found[-1].groups()) if found else (0, 0)
-    return {"target": target, "inputs": inputs, "seconds": seconds, "failed": code != 0}
+    return {"target": target, "inputs": inputs, "seconds": seconds, "failed": code != 0 or not found}
 
 
 def every(options: list[str]) -> int:
     """Run each target in a separate process, since atheris ends the one that it runs in; 1 if one fails."""
+    RECORD.unlink(missing_ok=True)
     if importlib.util.find_spec("atheris") is None:
         print("atheris is not installed: nothing was fuzzed. Install it with: pip install atheris")
         return 0

@@ -138,13 +138,20 @@ def test_inputs_of_atheris_are_counted_from_its_last_line(tmp_path):
     counts = [
         with_atheris.count("lists", ["INFO: seed corpus", "Done 500 runs in 3 second(s)\n"], 0),
         with_atheris.count("record", ["#12 NEW", "==1== ERROR: libFuzzer: fuzz target exited"], 77),
+        with_atheris.count("recipe", ["Done 7 runs in 1 second(s)"], -9),
+        with_atheris.count("model", ["no last line"], 0),
     ]
     report = tmp_path / "atheris.json"
     write_json(report, counts)
     found = trials.count_atheris(report)
-    assert (found["tests"], found["failed"], found["examples"], found["seconds"]) == (2, ["record"], 500, 3)
+    assert (found["tests"], found["failed"], found["examples"], found["seconds"]) == (
+        4,
+        ["record", "recipe", "model"],
+        507,
+        4,
+    )
     text = trials.section({"trials": [found], "times": 1, "commit": None})
-    assert "| `make fuzz (atheris)` | 2 | 0 | 500 | 1 | 3 |" in text
+    assert "| `make fuzz`, atheris | 4 | 0 | 507 | 3 | 4 |" in text
 
 
 # ---- the record of the project ---------------------------------------------------------------------------------------
@@ -169,4 +176,5 @@ def test_the_published_record_has_at_least_twenty_kills_of_trainings_and_no_prob
     assert not re.search(r"/(root|home|work|tmp)\b", text)
     others = json.loads((PUBLISHED / trials.RECORD).read_text())
     assert (PUBLISHED / TABLE).read_text() == table(record) + trials.section(others)
-    assert {one["name"]: one["failed"] for one in others["trials"]} == {"stress": [], "fuzz": [], "fuzz (atheris)": []}
+    assert {one["name"]: one["failed"] for one in others["trials"]} == {"stress": [], "fuzz": [], "fuzz, atheris": []}
+    assert others["dirty"] is False

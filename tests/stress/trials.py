@@ -44,7 +44,7 @@ def count_atheris(report: Path) -> dict[str, Any]:
     """Return the same of the fuzzing with atheris: a test is a target, an example an input."""
     targets = read_json(report)
     return {
-        "name": "fuzz (atheris)",
+        "name": "fuzz, atheris",
         "tests": len(targets),
         "skipped": 0,
         "failed": [one["target"] for one in targets if one["failed"]],
@@ -58,7 +58,8 @@ def section(record: dict[str, Any]) -> str:
     rows = ["| trial | tests | skipped | examples | failures | seconds |", "|---|--:|--:|--:|--:|--:|"]
     for one in record["trials"]:
         numbers = [one["tests"], one["skipped"], one["examples"] or "", len(one["failed"]), one["seconds"]]
-        rows.append(f"| `make {one['name']}` | {' | '.join(map(str, numbers))} |")
+        command, *part = one["name"].split(", ")
+        rows.append(f"| {', '.join([f'`make {command}`', *part])} | {' | '.join(map(str, numbers))} |")
     return f"""
 ## The other trials
 
@@ -66,8 +67,8 @@ def section(record: dict[str, Any]) -> str:
 
 `make stress` also kills runs between two checkpoints, fills the disk, closes the pipe that output goes to, and trains
 for thousands of steps at constant memory. `make fuzz` reads damaged files of every kind, here with
-{record["times"]} times the examples of `make test`; then atheris, which is guided by coverage, has a minute for each
-target. Seconds are the sum over tests on a busy machine; commit {(record["commit"] or "?")[:7]}.
+{record["times"]} times the examples of `make test`, and then gives atheris, which is guided by coverage, a minute for
+each reader. Seconds are the sum over tests on a busy machine; commit {(record["commit"] or "?")[:7]}.
 """
 
 
@@ -81,7 +82,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     times = int(os.environ.get("POWERPOOL_FUZZ", "1"))
     trials = [count_atheris(one) if one.suffix == ".json" else count(one, times) for one in options.reports]
-    record = {"schema": 1, "times": times, "trials": trials, "commit": environment().commit}
+    found = environment()
+    record = {"schema": 1, "times": times, "trials": trials, "commit": found.commit, "dirty": found.dirty}
     write_json(options.out / RECORD, record)
     if (options.out / kills.RECORD).exists():
         page = kills.table(read_json(options.out / kills.RECORD)) + section(record)

@@ -117,6 +117,7 @@ class Result:
     """The selected settings."""
     validation: Score | None = None
     trials: tuple[Trial, ...] = ()
+    """What the settings were selected from; after a short search, with the validation scores of that search."""
     curves: dict[str, tuple[float | None, ...]] = field(default_factory=dict)
     """Training curves by name, one number per epoch or validation."""
     confusion: Confusion | None = None

@@ -18,6 +18,7 @@ from powerpool.tasks.graph.training import Training, collate, score
 from tests.tasks.graph.samples import assert_equal_states, small_config
 
 CONFIG = small_config(grid=GridConfig(hidden=[4, 8], eta=[3.0, 20.0]), training={"batch_size": 64}, seed=2)
+SHORT = replace(CONFIG, training=replace(CONFIG.training, search_epochs=2))
 NUMBER = 1
 BOTH = ["validation-only", "retrain"]
 MEASURED = {"measures", "value", "test_loss", "confusion", "spectrum", "seconds"}
@@ -181,44 +182,58 @@ def test_finished_units_and_epochs_are_not_repeated(graphs, fits, tmp_path, monk
         assert_equal_states(one.weights, two.weights)
 
 
-@pytest.mark.parametrize("resumed", [False, True])
-def test_a_short_search_continues_the_selected_point_bit_for_bit(graphs, fits, tmp_path, monkeypatch, resumed):
+@pytest.mark.parametrize("kept, stopped", [(False, False), (True, False), (True, True)])
+def test_a_short_search_continues_the_selected_point_bit_for_bit(graphs, fits, tmp_path, monkeypatch, kept, stopped):
     monkeypatch.setattr(module, "CHECKPOINT_SECONDS", -1.0)
-    config = replace(CONFIG, training=replace(CONFIG.training, search_epochs=2))
     steps, original = [], Training.step
 
     def step(training):
-        if resumed and len(steps) == 9:
+        if stopped and len(steps) == 9:
             steps.append("stopped")
             raise KeyboardInterrupt
         steps.append(training.epoch)
         original(training)
 
     monkeypatch.setattr(Training, "step", step)
-    if resumed:
+    words = (TASK, SHORT, graphs, NUMBER, ["validation-only"], tmp_path if kept else None)
+    if stopped:
         with pytest.raises(KeyboardInterrupt):
-            run_chain(TASK, config, graphs, NUMBER, BOTH, tmp_path)
-    outcome = run_chain(TASK, config, graphs, NUMBER, ["validation-only"], tmp_path if resumed else None)
-    short = {fit.point: min(fit.curves.validation_loss[:2]) for fit in fits}
-    expected = next(fit for fit in fits if fit.point == min(short, key=short.get))
-    result, model = (found["validation-only"] for found in (outcome.results, outcome.models))
-    assert model.fit.point.model == expected.point.model
-    assert (model.fit.epoch, result.validation) == (expected.epoch, expected.score)
-    assert_equal_states(model.fit.weights, expected.weights)
-    assert len(result.curves["train_loss"]) == 4
-    assert [trial.loss for trial in result.trials] == sorted(short.values())
-    assert steps == [*[0, 1] * 4, *([2, "stopped", 3] if resumed else [0, 1, 2, 3])]
+            run_chain(*words)
+    outcome = run_chain(*words)
+    losses = {fit.point.model: min(fit.curves.validation_loss[:2]) for fit in fits}
+    expected = next(fit for fit in fits if fit.point.model == min(losses, key=losses.get))
+    result, found = outcome.results["validation-only"], outcome.models["validation-only"].fit
+    assert found.point.model == expected.point.model
+    assert (found.curves, found.epoch, result.validation) == (expected.curves, expected.epoch, expected.score)
+    assert_equal_states(found.weights, expected.weights)
+    assert [trial.loss for trial in result.trials] == sorted(losses.values())
+    continued = [2, "stopped", 3] if stopped else [2, 3]
+    assert steps == [*[0, 1] * 4, *(continued if kept else [0, 1, 2, 3])]
 
 
-def test_a_search_is_short_only_where_it_saves_epochs():
-    def epochs(**changes):
-        return small_config(training={"search_epochs": 2, "epochs": 3, **changes}, grid=CONFIG.grid).search_epochs
+def test_a_point_of_a_short_search_is_trained_again(graphs):
+    outcome = run_chain(TASK, SHORT, graphs, NUMBER, BOTH)
+    selected, again = (outcome.results[protocol] for protocol in BOTH)
+    assert (again.chosen, again.epoch, again.trials) == (selected.chosen, 4, selected.trials)
+    network = outcome.models["retrain"].trained.network
+    fold, fit = make_fold(SHORT, graphs, NUMBER), outcome.models["retrain"].fit
+    expected = Training(fit.point.model, CONFIG.training, graphs, fold.train_and_validation, seed=2001)
+    expected.run()
+    expected.prepare_evaluation()
+    assert_equal_states(network.state_dict(), expected.model.state_dict())
 
-    assert epochs() == 2
-    assert epochs(epochs=2) is None
-    assert replace(CONFIG, search=False, training=replace(CONFIG.training, search_epochs=2)).search_epochs is None
+
+def test_a_search_is_short_only_where_it_saves_epochs(graphs):
+    assert (SHORT.short_search, TASK.remarks(SHORT, graphs)) == (2, [])
+    for config in (
+        replace(SHORT, training=replace(SHORT.training, search_epochs=4)),
+        replace(SHORT, search=False),
+        replace(SHORT, grid=GridConfig()),
+    ):
+        assert config.short_search is None
+        assert any("training.search_epochs" in remark for remark in TASK.remarks(config, graphs))
     with pytest.raises(ArgumentError, match=r"search_epochs.*got 0"):
-        epochs(search_epochs=0)
+        replace(SHORT.training, search_epochs=0)
 
 
 def test_settings_without_effect_are_remarked(graphs):

@@ -108,8 +108,8 @@ class TrainingConfig:
         batch_norm: statistics used in evaluation: recomputed from the training graphs with the current weights, or the
             running ones
         retrain_epochs: how long protocol retrain trains: all epochs, or as many as validation selected
-        search_epochs: epochs of the trainings that a grid point is selected by, the best of which is continued to the
-            last epoch; default: all epochs
+        search_epochs: epochs after which the grid point is selected; only its training is continued to the last epoch.
+            Default: every point is trained for all epochs
         seed: of initial weights, batches and dropout; default: that of the folds
         class_weights: balanced weighs the loss of a class by the inverse of its frequency
         device: cpu, cuda or cuda:1
@@ -267,7 +267,7 @@ class GraphConfig:
         return self.seed if self.training.seed is None else self.training.seed
 
     @property
-    def search_epochs(self) -> int | None:
+    def short_search(self) -> int | None:
         """Epochs of each grid point where only the selected one is trained to the last epoch; None if all are."""
         epochs = self.training.search_epochs
         is_short = epochs is not None and epochs < self.training.epochs

@@ -2,8 +2,8 @@
 
 ``validation-only`` trains every grid point on the training graphs, selects the epoch and then the grid point by
 validation loss, and tests that model. ``retrain`` trains the selected point again on training and validation graphs,
-for all epochs or for the selected number of them. No choice depends on the test graphs. With ``search_epochs`` grid
-points are trained briefly, and one more unit continues the selected training to the last epoch.
+for all epochs or for the selected number of them. No choice depends on the test graphs. With ``search_epochs`` the
+grid point is selected after short trainings, and one more unit continues that training, whose epoch is then selected.
 
 ``test-epoch`` and ``test-epoch-per-fold`` train as ``retrain`` does and choose the epoch on test graphs, see
 :mod:`powerpool.tasks.graph.protocols`.
@@ -155,22 +155,24 @@ class GraphTask(Task[GraphConfig, GraphSet, GraphFit, GraphModel]):
         training = Training(
             point.model, point.training, data, fold.train, fold.validation, seed=config.fold_seed(unit.chain)
         )
-        epochs, start = config.search_epochs or config.training.epochs, None
-        searched, total = unit.point * epochs, len(points) * epochs
         is_continued = unit.protocol is not None
         if is_continued:
-            epochs, searched, total = config.training.epochs, 0, config.training.epochs
-            start = checkpoint and checkpoint.with_name(Unit(unit.chain, unit.point).name)
-        what = "epochs of the selected point" if is_continued else "epochs"
-        _run(training, epochs, checkpoint, lambda training: watch(what, searched + training.epoch, total), start)
+            what, before, total = "epochs of the selected point", 0, config.training.epochs
+            epochs, start = total, checkpoint and checkpoint.with_name(Unit(unit.chain, unit.point).name)
+        else:
+            epochs, start = config.short_search or config.training.epochs, None
+            what, before, total = "epochs", unit.point * epochs, len(points) * epochs
+        _run(training, epochs, checkpoint, lambda training: watch(what, before + training.epoch, total), start)
         best = training.best
         if best is None:
+            if is_continued:
+                raise _diverged(config, unit.chain)
             return None
         return GraphFit(point, best.epoch, best.score, training.curves, best.weights, training.seconds, is_continued)
 
     def further_unit(self, config: GraphConfig, chain: int, fits: Sequence[GraphFit], protocol: str) -> Unit | None:
         """Return the unit that continues the selected training; None if all were trained to the last epoch."""
-        if config.search_epochs is None or not fits or any(fit.is_continued for fit in fits):
+        if config.short_search is None or not fits or any(fit.is_continued for fit in fits):
             return None
         return Unit(chain, list(config.points()).index(self.select(fits, protocol).point), protocol)
 
@@ -333,7 +335,10 @@ class GraphTask(Task[GraphConfig, GraphSet, GraphFit, GraphModel]):
             for name in PARAMETERS
             if getattr(config.own_grid, name, None) and name not in method.parameters
         ]
-        return [f"{config.model.method} does not depend on {', '.join(unused)}."] if unused else []
+        found = [f"{config.model.method} does not depend on {', '.join(unused)}."] if unused else []
+        if config.training.search_epochs is not None and config.short_search is None:
+            found.append("training.search_epochs: not used, as there is one grid point or no later epoch.")
+        return found
 
     def plan(self, options: ReproduceOptions, watch: Watch) -> list[Row[GraphConfig, GraphSet]]:
         rows = []
