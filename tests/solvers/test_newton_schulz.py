@@ -114,6 +114,16 @@ def test_the_result_is_close_or_nan() -> None:
         assert torch.isnan(found).all() or (found - exact).norm() / exact.norm() < 0.1
 
 
+def test_round_off_of_a_moment_is_not_refused() -> None:
+    row = torch.randn(8, 1, generator=torch.Generator().manual_seed(0))
+    equal = row.expand(8, 2**18).contiguous()  # sums of equal products round in one direction: off by 4e-5
+    pooled = pp.second_order_pool(equal, pp.Gamma(gamma=0.5), solver=NewtonSchulz(5))
+    torch.testing.assert_close(pooled, row @ row.T / row.norm(), rtol=0, atol=2e-3 * float(row.norm()))
+    beyond = torch.tensor([[1.0, 1 + 4e-5], [1 + 4e-5, 1.0]])
+    with pytest.raises(NotPositiveError):
+        pp.spectral(beyond, pp.Gamma(gamma=0.5), solver=NewtonSchulz(5))
+
+
 def test_rank_deficient_gradients_are_finite() -> None:
     leaf = FEATURES["rank-deficient"].float().requires_grad_()
     (grad,) = torch.autograd.grad(pp.second_order_pool(leaf, SQRT, solver="newton_schulz").sum(), leaf)

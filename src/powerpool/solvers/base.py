@@ -7,6 +7,7 @@ divided difference and the form as an integer power. A :class:`MatrixSolver` sta
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
@@ -51,7 +52,8 @@ class MatrixSolver(Solver):
             matrix: symmetric up to round-off, float32 or float64, already divided by its trace if the curve needs that.
             curve: the curve.
             check: whether values may be read, and bad ones refused.
-            round_off: how far eigenvalues of a positive matrix may be negative, relative to the largest.
+            round_off: how far eigenvalues of a positive matrix may be negative, relative to the largest; infinite for a
+                moment, which is positive by construction, so that only divergence is refused.
         """
 
 
@@ -68,6 +70,8 @@ def require_pairwise_positive(matrix: Tensor, what: str, round_off: float) -> No
 
     This is all that can be seen without eigenvalues: necessary for a positive matrix, not sufficient.
     """
+    if round_off == math.inf:
+        return
     diagonal = matrix.detach().diagonal(dim1=-2, dim2=-1)
     slack = round_off * diagonal.abs().amax(-1)
     lowest = diagonal.amin(-1)

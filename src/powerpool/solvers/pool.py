@@ -9,6 +9,7 @@ Two things are decided here, before a solver sees anything:
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import cast
 
@@ -35,9 +36,7 @@ def spectral_pool(sets: Sets, curve: Curve, solver: Solver, terms: Terms) -> Ten
         result = solver.apply(sets, curve, terms)
     else:
         divided = terms.divide_product(sets.values, sets.number, curve)
-        # Positive and symmetric by construction: only a solver that is not exact, and may diverge, is checked.
-        checked = sets.checked and not solver.exact
-        value = cast("MatrixSolver", solver).apply(divided.p, curve, checked, terms.round_off)
+        value = _apply_to_moment(divided.p, curve, cast("MatrixSolver", solver), terms, sets.checked)
         result = terms.add_residual(value, divided)
     return result if unit is None else unit * result
 
@@ -53,12 +52,25 @@ def spectral_moment(
 ) -> Tensor:  # shape: (*, C, C)
     """Apply a curve to the spectrum of a symmetric matrix, with residual terms.
 
-    ``is_positive`` says that it is positive semi-definite by construction: then a solver is checked only if it is not
-    exact, and may diverge.
+    ``is_positive`` says that it is positive semi-definite by construction.
     """
     divided = terms.divide_matrix(moment, curve, checked)
-    value = solver.apply(divided.p, curve, checked and not (is_positive and solver.exact), terms.round_off)
+    if is_positive:
+        value = _apply_to_moment(divided.p, curve, solver, terms, checked)
+    else:
+        value = solver.apply(divided.p, curve, checked, terms.round_off)
     return terms.add_residual(value, divided)
+
+
+def _apply_to_moment(p: Tensor, curve: Curve, solver: MatrixSolver, terms: Terms, checked: bool) -> Tensor:
+    """Apply a curve to what is positive and symmetric by construction: only a solver that may diverge is checked.
+
+    Round-off is no reason to refuse it. Sums of many equal products, as of the equal leaves of a star graph, round in
+    one direction: for 100,000 rows in float32, entries exceed sqrt(M_ii M_jj) by up to 1e-5 of the largest.
+    """
+    if solver.exact:
+        return solver.apply(p, curve, False, terms.round_off)
+    return solver.apply(p, curve, checked, math.inf)
 
 
 def split_unit(sets: Sets, curve: Curve | None, terms: Terms) -> tuple[Sets, Tensor | None]:

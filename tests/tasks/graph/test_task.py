@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from powerpool.data import GraphSet, load_graphs, stratified_folds
-from powerpool.errors import ArgumentError
+from powerpool.errors import ArgumentError, NotPositiveError
 from powerpool.runs.record import FoldResult
 from powerpool.tasks.base import run_chain
 from powerpool.tasks.graph import task as module
@@ -147,13 +147,16 @@ def test_a_diverging_training_names_the_learning_rate(graphs):
         run_chain(TASK, config, graphs, 0, BOTH)
 
 
-def test_a_diverging_grid_point_is_left_out(graphs, monkeypatch):
+@pytest.mark.parametrize("error", [None, NotPositiveError("Newton-Schulz diverged")])
+def test_a_diverging_grid_point_is_left_out(graphs, monkeypatch, error):
     config = small_config("GIN0", grid=GridConfig(hidden=[4, 8]))
     original = Training.step
 
     def step(self):
         if self.model.convolutions[0].nn[0].out_features == 8:
             self.model.convolutions[0].nn[0].weight.data.fill_(float("nan"))
+            if error is not None:
+                raise error
         original(self)
 
     monkeypatch.setattr(Training, "step", step)

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from powerpool.data import GraphSet
 from powerpool.data.tu_format import is_at_path
-from powerpool.errors import ArgumentError, NotFiniteError, RecordError
+from powerpool.errors import ArgumentError, NotFiniteError, NotPositiveError, RecordError
 from powerpool.runs.config import RenamedFieldWarning
 from powerpool.runs.folder import DataIdentity, load_state, require_same_data, save_model, save_state
 from powerpool.runs.record import Confusion, FoldResult, Score, Trial
@@ -400,12 +400,12 @@ def _run(training: Training, epochs: int, file: Path | None, show: Any, start: P
             saved = time.monotonic()
         show(training)
 
-    with contextlib.suppress(NotFiniteError):  # it diverged: the best epoch so far stands
+    with contextlib.suppress(NotFiniteError, NotPositiveError):  # it diverged: the best epoch so far stands
         training.run(epochs, after)
 
 
 def _diverged(config: GraphConfig, fold: int) -> ArgumentError:
     return ArgumentError(
-        f"The training of {config.model.method} on fold {fold} diverges: losses or features are not finite. "
-        f"Lower training.learning_rate (it is {config.training.learning_rate})."
+        f"The training of {config.model.method} on fold {fold} diverges: losses, features or pooled vectors are not "
+        f"finite. Lower training.learning_rate (it is {config.training.learning_rate})."
     )
