@@ -67,10 +67,10 @@ def _watch_graph(note: Note, patch: Patch) -> None:
 
     run, step, stage = task._run, Training.step, ""
 
-    def noted_run(training: Training, epochs: int, file: Path, show: Any) -> None:
+    def noted_run(training: Training, epochs: int, file: Path, *rest: Any) -> None:
         nonlocal stage
         stage = file.name
-        run(training, epochs, file, show)
+        run(training, epochs, file, *rest)
 
     def noted_step(training: Training) -> None:
         step(training)

@@ -107,7 +107,8 @@ def test_logits_are_those_of_a_forward(split):
     torch.testing.assert_close(one.logits(split, 0, told.append), expected, rtol=1e-4, atol=1e-4)
     assert told[-1] == len(split)
     many = split + split + split  # enough for worker processes
-    assert torch.equal(one.logits(many, 2)[: len(split)], one.logits(split, 0))
+    # Products of other batch sizes may round differently.
+    torch.testing.assert_close(one.logits(many, 2)[: len(split)], one.logits(split, 0), rtol=1e-5, atol=1e-5)
 
 
 def test_the_spectrum_is_that_of_the_pooled_maps(textures):
