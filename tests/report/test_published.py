@@ -173,6 +173,8 @@ def test_page_on_graphs_with_two_seeds() -> None:
             quoted |= {f"{test.difference:.1f}", f"{test.corrected_p_value:.2f}"}
         else:
             assert min(test.corrected_p_value for test in tests) >= 0.08
+        if data == "NCI1":
+            quoted |= {f"{test.difference:.1f}" for test in tests[-3:]} | {f"{tests[-3].corrected_p_value:.2f}"}
         quoted.add(f"{abs(tests[-1].difference):.1f}")
     for data in ("MUTAG", "PTC_MR"):
         quoted |= {f"{load('graph-sets')[data, 'retrain', name].mean:.1f}" for name in ("GIN0", "SOP+SpecMaxExpF")}
