@@ -62,7 +62,7 @@ class FewShotTask(Task[FewShotConfig, FewShotSet, Training, TrainedModel]):
     """Few-shot learning by episodes."""
 
     name = "fewshot"
-    version = 3
+    version = 4
     baseline = BASELINE
     config_type = FewShotConfig
     packages = ("pillow",)
