@@ -31,7 +31,7 @@ PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 MARKED = re.compile(r"(<!-- table: ([\w -]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 GRAPHS = ("MUTAG", "PTC_MR", "PROTEINS", "NCI1")
 """Data sets of results/graph: one seed, and the recipes of that time."""
-SETS = ("IMDB-BINARY", "IMDB-MULTI", "MUTAG", "PTC_MR", "PROTEINS", "NCI1")
+SETS = ("IMDB-BINARY", "IMDB-MULTI", "MUTAG", "PTC_MR", "PROTEINS", "NCI1", "REDDIT-BINARY")
 """Data sets of results/graph-sets: two seeds, and six configurations for every readout."""
 SECOND_ORDER = ("SOP", "SOP+SigmE", "SOP+NewtonSchulz", "SOP+SpecMaxExpF")
 CURVES = {

@@ -178,10 +178,10 @@ def test_page_on_graphs_with_two_seeds() -> None:
         quoted.add(f"{abs(tests[-1].difference):.1f}")
     for data in ("MUTAG", "PTC_MR"):
         quoted |= {f"{load('graph-sets')[data, 'retrain', name].mean:.1f}" for name in ("GIN0", "SOP+SpecMaxExpF")}
-    for name in ("SOP", "SOP+SigmE", "SOP+SpecMaxExpF"):
+    for name in READOUTS[1:]:
         test = compare("graph-sets", "REDDIT-BINARY", "validation-only", name, "GIN0")
         quoted.add(f"{abs(test.difference):.1f}")
-        assert 0.56 <= round(test.corrected_p_value, 2) <= 0.81
+        assert 0.56 <= round(test.corrected_p_value, 2) <= 0.87
     assert quoted <= numbers("docs/graphs.md")
 
 
