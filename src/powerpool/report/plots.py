@@ -113,22 +113,17 @@ def draw_costs(group: Group, path: Path) -> bool:
     def draw(figure: Figure) -> None:
         panels = figure.subplots(1, 2, sharey=True)
         for number, record in known:
-            colour, dash = line_look(number)
             seconds = {step: mean for step, mean, _ in mean_curve(record, CPU_SECONDS)}
-            points = [
-                (step, seconds[step], mean) for step, mean, _ in mean_curve(record, VALIDATION) if step in seconds
-            ]
-            if not points:
-                continue
-            steps, times, means = zip(*points, strict=True)
-            for axes, places in zip(panels, (steps, times), strict=True):
-                axes.plot(places, means, dash, marker=".", color=colour, linewidth=1.3, label=plain(record.method))
+            points = [point for point in mean_curve(record, VALIDATION) if point[0] in seconds]
+            times = [seconds[step] for step, _, _ in points]
+            _draw_curve(panels[0], record, VALIDATION, number, marker=".")
+            _draw_means(panels[1], times, points, record, number, marker=".")
         for axes, what in zip(panels, ("training episodes", "CPU seconds of training episodes"), strict=True):
             axes.set(xscale="log", xlabel=what)
             axes.grid(alpha=0.3)
         panels[0].set_ylabel(CURVES[VALIDATION])
         figure.legend(*panels[0].get_legend_handles_labels(), loc="outside right upper", fontsize="small")
-        figure.suptitle(plain(f"{group.title}, mean over seeds"))
+        figure.suptitle(plain(f"{group.title}, mean and standard deviation over seeds"))
 
     save(draw, [path], (9.7, 4.2))
     return True
@@ -348,17 +343,29 @@ def draw_sweep(rows: Sequence[Mapping[str, float]], setting: str, title: str, pa
     save(draw, [path], (6, 4.2))
 
 
-def _draw_curve(axes: Axes, record: RunRecord, name: str, number: int) -> None:
+def _draw_curve(axes: Axes, record: RunRecord, name: str, number: int, marker: str = "") -> None:
     points = mean_curve(record, name)
+    _draw_means(axes, [step for step, _, _ in points], points, record, number, marker)
+
+
+def _draw_means(
+    axes: Axes,
+    places: Sequence[float],
+    points: Sequence[tuple[int, float, float]],
+    record: RunRecord,
+    number: int,
+    marker: str = "",
+) -> None:
+    """Draw the points of :func:`mean_curve` at other places, with a band of one standard deviation."""
     if not points:
         return
-    steps, means, deviations = zip(*points, strict=True)
+    _, means, deviations = zip(*points, strict=True)
     colour, dash = line_look(number)
-    axes.plot(steps, means, dash, color=colour, linewidth=1.3, label=plain(record.method))
+    axes.plot(places, means, dash, marker=marker, color=colour, linewidth=1.3, label=plain(record.method))
     low, high = (
         [mean + sign * deviation for mean, deviation in zip(means, deviations, strict=True)] for sign in (-1, 1)
     )
-    axes.fill_between(steps, low, high, color=colour, alpha=0.12, linewidth=0)
+    axes.fill_between(places, low, high, color=colour, alpha=0.12, linewidth=0)
 
 
 def _steps(result: Result, count: int) -> Sequence[int]:
