@@ -52,7 +52,10 @@ ORDER = {
     "spectral above element-wise": ("SOP+SC+SpecMaxExpF", "SOP+SC+SigmE"),
 }
 """Pairs of methods of which the paper reports the first to be better."""
-EPISODE_COLUMNS = ("method", "ours", "paper", "ours - RelationNet", "95 % interval of it", "training episodes")
+EPISODE_COLUMNS = (
+    *("method", "ours", "std over seeds", "paper", "ours - RelationNet", "95 % interval of it"),
+    *("training episodes", "CPU seconds"),
+)
 SOLVERS = ("eigen", "squaring", "gram")
 
 
@@ -366,8 +369,13 @@ def worst_choice() -> str:
 
 
 def fewshot() -> str:
-    """List accuracies in episodes."""
+    """List accuracies in episodes, of one seed."""
     return "\n\n".join(map(episodes_table, groups("fewshot")))
+
+
+def omniglot() -> str:
+    """List accuracies in episodes of Omniglot, of three seeds."""
+    return "\n\n".join(map(episodes_table, groups("fewshot-omniglot")))
 
 
 def episodes_table(group: Group) -> str:
@@ -392,12 +400,16 @@ def frozen_features() -> str:
 
 def fewshot_headline() -> str:
     """Compare methods in 5-way 1-shot episodes."""
-    methods = ("RelationNet", "PrototypicalNet", "SoSN(x)", "SoSN(x)+SigmE", "SoSN(x)+SpecMaxExpF")
+    methods = (
+        *("RelationNet", "PrototypicalNet", "SoSN(x)+SigmE", "SoSN(x)+SpecMaxExpF"),
+        *("SoSN(x)+Enc+SigmE", "NCM(x+L)+SigmE"),
+    )
     rows = []
-    for data in ("omniglot", "miniimagenet100"):
-        records = {record.method: record for record in found("fewshot", data, "5-way-1-shot").records}
+    for folder, data in (("fewshot-omniglot", "omniglot"), ("fewshot", "omniglot"), ("fewshot", "miniimagenet100")):
+        records = {record.method: record for record in found(folder, data, "5-way-1-shot").records}
         cells = (f"{records[method].mean:.2f}" if method in records else MISSING for method in methods)
-        rows.append((data, *cells))
+        seeds = "three seeds" if folder == "fewshot-omniglot" else "one seed"
+        rows.append((f"{data}, {seeds}", *cells))
     return as_table(("data", *methods), rows)
 
 
@@ -490,6 +502,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "image order": image_order,
     "rectified maps": rectified_maps,
     "few-shot": fewshot,
+    "omniglot": omniglot,
     "few-shot headline": fewshot_headline,
     "frozen features": frozen_features,
     "pre-training": pretraining,

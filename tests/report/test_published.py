@@ -23,14 +23,14 @@ from powerpool.report.write import read_records, record_path, write_report
 from powerpool.runs.record import RunRecord
 from powerpool.runs.typed import Json
 from powerpool.solvers import select
-from powerpool.tasks.methods import GRAPH_METHODS, MORE_READOUTS
+from powerpool.tasks.methods import FEWSHOT_METHODS, GRAPH_METHODS, MORE_READOUTS
 from powerpool.tasks.vision.options import PAPER, read_sweep
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = (
     *("graph", "graph-sets", "graph-protocols"),
     *("vision", "vision-alexnet", "vision-finetuned", "vision-vit", "vision-convnext"),
-    *("fewshot", "fewshot-features", "fewshot-pretraining"),
+    *("fewshot", "fewshot-omniglot", "fewshot-features", "fewshot-pretraining"),
 )
 GRAPHS = ("MUTAG", "PTC_MR", "PROTEINS", "NCI1")
 READOUTS = ("GIN0", "SOP", "SOP+SigmE", "SOP+NewtonSchulz", "SOP+SpecMaxExpF")
@@ -108,6 +108,10 @@ def test_records_have_the_settings_of_the_recipe(folder: str) -> None:
         name = f"{record.task}/{data}{'-5-shot' if '5-shot' in protocol else ''}.yaml"
         if folder == "fewshot-pretraining":
             name = "fewshot/pretraining-300.yaml"
+        if folder == "fewshot-omniglot":
+            kinds = {"similarity": "sosn", "nearest-mean": "prototypes"}
+            kind = FEWSHOT_METHODS[record.config["model"]["method"]].kind
+            name = f"fewshot/omniglot-{kinds.get(kind, 'first-order')}.yaml"
         if folder == "fewshot-features":
             name = "fewshot/features.yaml"
         if folder == "graph-protocols":
@@ -123,6 +127,7 @@ def test_records_have_the_settings_of_the_recipe(folder: str) -> None:
             "test.way",
             *(("test.shot",) if folder == "fewshot-features" else ()),
             "pool.method",
+            "model.method",
             *(f"model.{setting}" for setting in ("beta", "mean", "trace_power") if setting not in has),
         }
         shared = found.keys() & wanted.keys() - own
@@ -257,6 +262,21 @@ def test_page_on_few_shot_learning() -> None:
         tests.append(compare("fewshot-pretraining", "flower102", "5-way-1-shot", after, method))
         assert tests[-1].difference < 0
     quoted = {f"{abs(test.difference):.2f}" for test in tests}
+    assert quoted <= numbers("docs/fewshot.md")
+
+
+def test_page_on_few_shot_learning_with_three_seeds() -> None:
+    records = load("fewshot-omniglot")
+    quoted = set()
+    for protocol, method, least in (
+        ("5-way-1-shot", "NCM(x+L)+SigmE", 99.0),
+        ("20-way-1-shot", "NCM(x+L)+SigmE", 96.5),
+        ("5-way-1-shot", "SoSN(x)+Enc+SigmE", 98.5),
+    ):
+        record = records["omniglot", protocol, method]
+        assert [result.seed for result in record.results] == [0, 1, 2]
+        assert record.mean >= least
+        quoted.add(f"{record.mean:.2f}")
     assert quoted <= numbers("docs/fewshot.md")
 
 
