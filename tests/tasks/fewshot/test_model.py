@@ -140,6 +140,21 @@ def test_distances_are_those_to_class_means(method, second_order):
             torch.testing.assert_close(found[place, label], -scale * (vector(one) - centre).square().sum())
 
 
+def test_gradients_of_distances_and_float32_far_from_zero(monkeypatch):
+    network = make("PrototypicalNet")
+    monkeypatch.setattr(network, "vectors", lambda maps: maps)
+    torch.manual_seed(0)
+    classes, query, weights = (torch.randn(*shape).double() for shape in ((5, 30), (7, 30), (7, 5)))
+    pair = (classes.requires_grad_(), query.requires_grad_())
+    direct = -torch.cdist(query, classes).square()
+    found, wanted = (
+        torch.autograd.grad((distances * weights).sum(), pair) for distances in (network.match(*pair), direct)
+    )
+    torch.testing.assert_close(found, wanted)
+    far = network.match(*(vectors.detach().float() + 1000 for vectors in pair))
+    torch.testing.assert_close(far.double(), direct, rtol=1e-3, atol=0)  # what adding 1000 rounds away
+
+
 def test_with_one_shot_the_variants_are_equal():
     support, query = episode(shot=1)
     one, *others = (make(f"SoSN({variant})+SigmE").eval()(support, query) for variant in ("x", "x+L", "x+P"))
