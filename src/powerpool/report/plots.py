@@ -105,7 +105,10 @@ def draw_curves(group: Group, path: Path) -> bool:
 
 
 def draw_costs(group: Group, path: Path) -> bool:
-    """Draw validation accuracy against training episodes and against CPU seconds; False without CPU seconds."""
+    """Draw validation accuracy against training episodes and CPU seconds, with a band of one standard deviation.
+
+    False without CPU seconds. An encoder that a method starts from is not part of its costs.
+    """
     known = [(number, record) for number, record in enumerate(group.records) if mean_curve(record, CPU_SECONDS)]
     if not known:
         return False
@@ -115,15 +118,15 @@ def draw_costs(group: Group, path: Path) -> bool:
         for number, record in known:
             seconds = {step: mean for step, mean, _ in mean_curve(record, CPU_SECONDS)}
             points = [point for point in mean_curve(record, VALIDATION) if point[0] in seconds]
-            times = [seconds[step] for step, _, _ in points]
-            _draw_curve(panels[0], record, VALIDATION, number, marker=".")
-            _draw_means(panels[1], times, points, record, number, marker=".")
+            steps = [step for step, _, _ in points]
+            _draw_means(panels[0], steps, points, record, number, marker=".")
+            _draw_means(panels[1], [seconds[step] for step in steps], points, record, number, marker=".")
         for axes, what in zip(panels, ("training episodes", "CPU seconds of training episodes"), strict=True):
             axes.set(xscale="log", xlabel=what)
             axes.grid(alpha=0.3)
         panels[0].set_ylabel(CURVES[VALIDATION])
         figure.legend(*panels[0].get_legend_handles_labels(), loc="outside right upper", fontsize="small")
-        figure.suptitle(plain(f"{group.title}, mean and standard deviation over seeds"))
+        figure.suptitle(plain(f"{group.title}, mean over seeds"))
 
     save(draw, [path], (9.7, 4.2))
     return True
@@ -343,9 +346,9 @@ def draw_sweep(rows: Sequence[Mapping[str, float]], setting: str, title: str, pa
     save(draw, [path], (6, 4.2))
 
 
-def _draw_curve(axes: Axes, record: RunRecord, name: str, number: int, marker: str = "") -> None:
+def _draw_curve(axes: Axes, record: RunRecord, name: str, number: int) -> None:
     points = mean_curve(record, name)
-    _draw_means(axes, [step for step, _, _ in points], points, record, number, marker)
+    _draw_means(axes, [step for step, _, _ in points], points, record, number)
 
 
 def _draw_means(
@@ -356,7 +359,7 @@ def _draw_means(
     number: int,
     marker: str = "",
 ) -> None:
-    """Draw the points of :func:`mean_curve` at other places, with a band of one standard deviation."""
+    """Draw means of :func:`mean_curve` against ``places``, one for each, with a band of one standard deviation."""
     if not points:
         return
     _, means, deviations = zip(*points, strict=True)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from powerpool.errors import ShapeError
-from powerpool.linalg.precision import at_least_float32
+from powerpool.linalg.precision import at_least_float32, without_autocast
 from powerpool.moments.coordinates import spatial_coordinates
 from powerpool.nn.relation import RelationDescriptor
 from powerpool.tasks.fewshot.config import Loss, ModelConfig
@@ -239,7 +239,9 @@ class DistanceNetwork(EpisodeNetwork):
         # on the origin, and with one near the vectors little is lost by cancellation.
         origin = classes.detach().mean(0)
         queries, classes = self.vectors(query) - origin, classes - origin
-        return 2 * queries @ classes.T - queries.square().sum(1, keepdim=True) - classes.square().sum(1)
+        with without_autocast(queries):  # rounded products would not cancel
+            products = queries @ classes.T
+        return 2 * products - queries.square().sum(1, keepdim=True) - classes.square().sum(1)
 
     @abstractmethod
     def vectors(self, maps: Tensor) -> Tensor:  # shape: (B, K, h, w) -> (B, D)
