@@ -1,9 +1,11 @@
-"""What trainings share: the precision that a device has instructions for."""
+"""What trainings share: the precision that a device has instructions for, and the memory of a process."""
 
 from __future__ import annotations
 
 import platform
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -53,3 +55,20 @@ def test_auto_says_what_it_is(native, wanted, monkeypatch, capsys):
     assert announce_precision("cpu") == wanted
     (line,) = capsys.readouterr().err.splitlines()
     assert wanted in line
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="mallopt belongs to glibc")
+@pytest.mark.parametrize("call, is_kept", [("keep_freed_memory()", True), ("", False)])
+def test_freed_memory_is_used_again(call, is_kept):
+    code = f"""
+import resource, torch
+from powerpool.tasks.training import keep_freed_memory
+{call}
+for _ in range(4):  # the first ones may leave gaps that are too small
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    torch.ones(2**25)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+    pages = int(subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout)
+    # 128 MB are 64 pages of 2 MB, or 32768 of 4 kB.
+    assert (pages < 32) == is_kept

@@ -23,6 +23,7 @@ from powerpool.runs.record import Confusion, Result, RunRecord, Trial
 from powerpool.runs.typed import Json, to_json
 from powerpool.tasks.pooling import FeatureSource, Samples
 from powerpool.tasks.predictions import Predictions
+from powerpool.tasks.training import keep_freed_memory
 
 C = TypeVar("C")
 D = TypeVar("D")
@@ -342,6 +343,7 @@ def fit_units(
     watch: Watch,
 ) -> list[F]:
     """Fit every unit of a chain, and those that the selection then asks for; see :func:`run_chain`."""
+    keep_freed_memory()
     fits: list[F] = []
 
     def fit(unit: Unit, protocols: Sequence[str]) -> None:

@@ -1,9 +1,11 @@
-"""What trainings of several tasks share: devices, precision, batch-norm statistics, and stopping on Ctrl-C."""
+"""What trainings of several tasks share: devices, precision, memory, batch-norm statistics, and stopping on Ctrl-C."""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import logging
+import platform
 import signal
 import sys
 import threading
@@ -19,6 +21,8 @@ from powerpool.console import print_note
 from powerpool.errors import ArgumentError
 
 ClassWeights = Literal["equal", "balanced"]
+M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
+"""Parameters of mallopt, from malloc.h of glibc."""
 
 
 def require_device_name(device: str) -> None:
@@ -55,6 +59,18 @@ def has_native_bfloat16(device: str) -> bool:
         return False
     found: Mapping[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()  # not in torch 2.5
     return bool(found.get("avx512_bf16") or found.get("amx_bf16"))
+
+
+def keep_freed_memory() -> None:
+    """Let this process keep the memory of freed tensors for new ones, where the C library is glibc.
+
+    By default glibc returns every block above 32 MB to the system, which clears it before it is used again. A training
+    step allocates the same blocks every time, so that clearing is a large part of its time: see docs/speed.md.
+    """
+    if platform.libc_ver()[0] == "glibc":
+        library = ctypes.CDLL(None)
+        library.mallopt(M_MMAP_MAX, 0)
+        library.mallopt(M_TRIM_THRESHOLD, -1)
 
 
 def balanced_weights(targets: Tensor, classes: int) -> Tensor:  # shape: (n,) -> (classes,)
