@@ -8,10 +8,13 @@ import pytest
 
 from powerpool.data.tu_format import GRAPHS
 from powerpool.runs.config import read_recipe, recipe_names
+from powerpool.tasks.base import ignore_progress, run_chain
 from powerpool.tasks.graph.config import GraphConfig
 from powerpool.tasks.graph.model import GraphClassifier
 from powerpool.tasks.graph.options import ReproduceOptions
+from powerpool.tasks.graph.task import TASK
 from powerpool.tasks.methods import METHODS
+from tests.tasks.graph.samples import rings_and_stars, write_own_set
 
 GRAPH_RECIPES = [name for name in recipe_names() if name.startswith("graph/")]
 TABLES = ("GIN0", "GIN0+Sum", "SOP", "SOP+SigmE", "SOP+NewtonSchulz", "SOP+SpecMaxExpF")
@@ -49,6 +52,18 @@ def test_every_readout_of_the_tables_has_the_same_budget(name):
     assert set(counts.values()) == {6}, counts
     assert recipe.grid.beta == recipe.plain_grid.beta == [0, 0.5, 1]
     assert len(recipe.grid.eta) == len(recipe.grid.sigme_eta) == 2
+
+
+@pytest.mark.parametrize("data", ["COLLAB", "REDDIT-MULTI-5K"])
+def test_recipes_of_sets_that_are_not_at_hand_run_on_the_files_of_a_user(data, tmp_path):
+    write_own_set(tmp_path / data, rings_and_stars(40), without="node_labels", name=data)
+    options = ReproduceOptions(data=[data], methods=["SOP+SpecMaxExpF"], data_root=str(tmp_path))
+    (row,) = TASK.plan(options, ignore_progress)
+    config = replace(row.configs[0], training=replace(row.configs[0].training, epochs=2))
+    result = run_chain(TASK, config, row.data, 0, ["validation-only"]).results["validation-only"]
+    assert len(result.trials) == 6
+    assert result.confusion is not None
+    assert result.confusion.classes == ("3", "7")
 
 
 @pytest.mark.parametrize("options, expected", [({}, "graph/MUTAG"), ({"recipe": "graph/default"}, "graph/default")])

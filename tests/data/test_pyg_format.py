@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 from torch.testing import assert_close
-from torch_geometric.data import Data, HeteroData, InMemoryDataset
+from torch_geometric.data import Batch, Data, HeteroData, InMemoryDataset
 from torch_geometric.datasets import FakeDataset
 
 from powerpool.data import DataError, GraphSet, Limits, MissingDataError, NodeFeatures, load_graphs
+from powerpool.errors import ArgumentError
 from tests.data.tu_sets import TINY, with_attributes, write_folder
 
 
@@ -51,7 +52,7 @@ class TestFromPyG:
 
     def test_without_node_features(self) -> None:
         alone = graph(x=None, num_nodes=3, pos=torch.zeros(3, 2))
-        graphs = GraphSet.from_pyg([alone, alone])
+        graphs = GraphSet.from_pyg([graph(x=None, num_nodes=3), alone])
         assert graphs.features == NodeFeatures("degree", (0, 1))
         assert graphs.columns.tolist() == [1, 1, 0] * 2
         assert graphs.ignored == ("pos",)
@@ -62,7 +63,7 @@ class TestFromPyG:
         exactly(graphs.targets, torch.tensor([1.5, 2.0]))
         unlabelled = GraphSet.from_pyg([graph(y=None)], labelled=False, classes=(0, 1))
         assert unlabelled.targets.tolist() == [-1]
-        with pytest.raises(MissingDataError, match="integer y"):
+        with pytest.raises(MissingDataError, match=r"integer y .*floating-point"):
             GraphSet.from_pyg([graph(y=None)])
 
     def test_a_data_set_of_pyg(self) -> None:
@@ -96,8 +97,11 @@ class TestFromPyG:
     def test_bad_lists(self) -> None:
         with pytest.raises(DataError, match="no graphs"):
             GraphSet.from_pyg([])
-        with pytest.raises(DataError, match=r"list of Data .*int"):
-            GraphSet.from_pyg(5)  # type: ignore[arg-type]
+        for wrong, message in ((5, "int"), (graph(), "Data"), (Batch.from_data_list([graph()]), "to_data_list")):
+            with pytest.raises(DataError, match=f"list of Data .*{message}"):
+                GraphSet.from_pyg(wrong)  # type: ignore[arg-type]
+        with pytest.raises(ArgumentError, match="from_pyg"):
+            load_graphs([graph()])  # type: ignore[arg-type]
         with pytest.raises(DataError, match="2 columns"):
             GraphSet.from_pyg([graph(y=torch.tensor([[1, 0]]))])
 
@@ -155,23 +159,20 @@ class TestOGB:
             load_graphs("ogbg-molhiv")
 
     def test_molecules(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """With a stand-in for the package, whose graphs have the attributes and dtypes of those of OGB."""
+        """With a stand-in for the package: graphs with the attributes of those of OGB, loaded as by ogb 1.3.6."""
         asked = []
+        edge_attr = torch.zeros(2, 3).long()
+        molecules = [
+            graph(x=torch.tensor([[5, 0, 4], [6, 0, 3]]), edge_attr=edge_attr, y=torch.tensor([[k]]), num_nodes=2)
+            for k in (0, 1, 0)
+        ]
+        torch.save(InMemoryDataset.collate(molecules)[:2], tmp_path / "processed.pt")
 
-        class PygGraphPropPredDataset(list):
+        class PygGraphPropPredDataset(InMemoryDataset):
             def __init__(self, name: str, root: str) -> None:
                 asked.append((name, root))
-                labels = torch.tensor([[5, 0, 4], [6, 0, 3]])
-                super().__init__(
-                    Data(
-                        x=labels,
-                        edge_index=PAIR,
-                        edge_attr=torch.zeros(2, 3).long(),
-                        y=torch.tensor([[k]]),
-                        num_nodes=2,
-                    )
-                    for k in (0, 1, 0)
-                )
+                super().__init__()
+                self.data, self.slices = torch.load(tmp_path / "processed.pt")
 
         module = types.ModuleType("ogb.graphproppred")
         module.PygGraphPropPredDataset = PygGraphPropPredDataset  # type: ignore[attr-defined]
@@ -184,3 +185,5 @@ class TestOGB:
         graphs = load_graphs("ogbg-molhiv", tmp_path, edge_features=True)
         assert asked == [("ogbg-molhiv", str(tmp_path / "graphs"))]
         assert (graphs.name, graphs.channels, graphs.edge_channels, graphs.classes) == ("ogbg-molhiv", 5, 3, (0, 1))
+        (tmp_path / "graphs" / "ogbg_molhiv").rename(tmp_path / "graphs" / "ogbg_molhiv_pyg")
+        assert len(load_graphs("ogbg-molhiv", tmp_path)) == 3

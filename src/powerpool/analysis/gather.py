@@ -168,16 +168,16 @@ class Gathering:
             source: a description of the samples.
             notes: remarks for the reader.
         """
+        centred = self.normalization.beta == 1
+        cause = " With beta 1 that is every set of one location, or of locations that are alike." if centred else ""
         if not self._locations or self._repetition is None:
+            remedy = "Train with a smaller beta." if centred else "Give the model data such as it was trained on."
             raise ArgumentError(
-                f"None of the {self.seen} samples of {source} has features with energy before and after the curve. "
-                "Give the model data such as it was trained on."
+                f"All {self.seen} samples of {source} are zero before or after the curve.{cause} {remedy}"
             )
         before, trace = self._before.side(), torch.stack(self._traces)
         skipped, remarks, curve = self.seen - len(self._locations), list(notes), self.normalization.curve
         if skipped:
-            centred = self.normalization.beta == 1
-            cause = " With beta 1 that is every set of one location, or of locations that are alike." if centred else ""
             remarks.append(
                 f"{skipped} of {self.seen} samples were skipped: their features or matrices are all zero.{cause}"
             )

@@ -313,6 +313,9 @@ def load_graphs(
         tensor([ 0.,  4., 16., 10.,  0.])
     """
     limits = limits or Limits()
+    if not isinstance(name, str | Path):
+        kind = type(name).__name__
+        raise ArgumentError(f"name must be a name or a path (got {kind}). GraphSet.from_pyg takes a list of Data.")
     options = (features, degree_cap, edges, labelled, classes, edge_features)
     if is_pyg(name):
         source, path = open_pyg(name, root, download, limits)
@@ -335,12 +338,13 @@ def _build(
     require_choice(edges, EDGES, "choice of edges")
     if degree_cap < 1:
         raise ArgumentError(f"degree_cap must be at least 1 (got {degree_cap}).")
+    given = features
     if not isinstance(features, NodeFeatures):
         require_choice(features, FEATURES, "kind of node features")
         features = _choose(source) if features == "auto" else features
     edge_kinds = source.available("edge")
     wanted = edge_features if isinstance(edge_features, NodeFeatures) else "+".join(edge_kinds if edge_features else [])
-    tables = read_tables(source, edges, labelled)
+    tables = read_tables(source, edges, labelled, can_choose=not isinstance(given, NodeFeatures))
     nodes = encode(source, tables, "node", features, degree_cap)
     encoded = encode(source, tables, "edge", wanted) if wanted else None
     targets, known_classes = encode_classes(source, tables, classes)

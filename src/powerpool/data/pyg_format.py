@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -58,7 +59,7 @@ class PygColumns(GraphSource):
             raise DataError(f"{place}, graph {sizes.index(0)}: it has no nodes. Remove it.")
         node_ptr = torch.tensor([0, *sizes]).cumsum(0)
         edge_ptr = torch.tensor([0, *(graph.edge_index.shape[1] for graph in listed)]).cumsum(0)
-        other = tuple(key for key in listed[0].to_dict() if key not in USED)
+        other = tuple(dict.fromkeys(key for graph in listed for key in graph.keys() if key not in USED))  # noqa: SIM118
         found = cls(name, place, {}, node_ptr, edge_ptr, other)
         edges = torch.cat([graph.edge_index.cpu().long() for graph in listed], dim=1)
         owner = torch.repeat_interleave(edge_ptr.diff())
@@ -103,7 +104,8 @@ class PygColumns(GraphSource):
     def read(self, kind: str, columns: int | None = 1) -> Tensor:  # shape: (rows, columns)
         """Return a column."""
         if kind not in self:
-            raise MissingDataError(f"{self.label(kind)} is missing.")
+            remedy = " Give classes as integers, or targets of a regression as floating-point numbers."
+            raise MissingDataError(f"{self.label(kind)} is missing.{remedy if kind == 'graph_labels' else ''}")
         found = self.columns[kind]
         if columns is not None and found.shape[1] != columns:
             raise DataError(f"{self.label(kind)} has {found.shape[1]} columns, expected {columns}. Keep one of them.")
@@ -112,10 +114,12 @@ class PygColumns(GraphSource):
 
 def _list_graphs(graphs: Iterable[Data], place: str) -> list[Data]:
     """Return the graphs as a list, after checking that each has edges."""
-    try:
-        listed = list(graphs)
-    except TypeError:
-        raise DataError(f"{place}: expected a list of Data or a data set (got {type(graphs).__name__}).") from None
+    from torch_geometric.data import Batch, Data
+
+    if isinstance(graphs, Data) or not isinstance(graphs, Iterable):  # Data iterates over its attributes
+        remedy = " Use its to_data_list()." if isinstance(graphs, Batch) else ""
+        raise DataError(f"{place}: expected a list of Data or a data set (got {type(graphs).__name__}).{remedy}")
+    listed = list(graphs)
     if not listed:
         raise DataError(f"{place} has no graphs.")
     for number, graph in enumerate(listed):
@@ -181,19 +185,28 @@ def open_pyg(name: str | Path, root: str | Path | None, download: bool, limits: 
     return PygColumns.of(_read_saved(path, limits), title, str(path)), path
 
 
-def _read_saved(path: Path, limits: Limits) -> list[Data]:
+@contextlib.contextmanager
+def _safe_classes() -> Iterator[None]:
+    """Let ``torch.load`` read the classes that PyG saves, and no others."""
     from torch_geometric.data import Data
     from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
-    from torch_geometric.data.separate import separate
     from torch_geometric.data.storage import GlobalStorage
 
-    if not path.exists():
-        raise MissingDataError(f"There is no file {path}.")
     # Only those that are not registered yet: leaving the context removes them, also those that PyG registered itself.
     known = torch.serialization.get_safe_globals()
     missing = [kind for kind in (Data, DataEdgeAttr, DataTensorAttr, GlobalStorage) if kind not in known]
+    with torch.serialization.safe_globals(missing):
+        yield
+
+
+def _read_saved(path: Path, limits: Limits) -> list[Data]:
+    from torch_geometric.data import Data
+    from torch_geometric.data.separate import separate
+
+    if not path.exists():
+        raise MissingDataError(f"There is no file {path}.")
     try:
-        with torch.serialization.safe_globals(missing):
+        with _safe_classes():
             content = read_tensors(path, limits.text, "PyG data set")
     except RecordError as error:
         raise DataError(f"{error} {REMEDY}") from error
@@ -217,9 +230,12 @@ def _open_ogb(name: str, root: str | Path | None, download: bool) -> tuple[PygCo
         message = f"{name} needs ogb, which is not installed. Run: pip install ogb."
         raise ModuleNotFoundError(message, name="ogb") from error
     folders, folder = [*data_folders(root, "graphs"), cache_folder("graphs")], name.replace("-", "_")
-    found = next((each for each in folders if (each / folder).is_dir()), None)
+    own = (folder, f"{folder}_pyg")  # the second is that of early versions of ogb
+    found = next((each for each in folders if any((each / one).is_dir() for one in own)), None)
     if found is None and not may_fetch(download):
         remedy = how_to_fetch(f"Pass download=True, or root=, a folder that contains {folder}.")
         raise MissingDataError(f"{name} was not found (looked in {', '.join(map(str, folders))}). {remedy}")
     found = found or cache_folder("graphs")
-    return PygColumns.of(ogb.PygGraphPropPredDataset(name=name, root=str(found)), name), found / folder
+    with _safe_classes():
+        graphs = ogb.PygGraphPropPredDataset(name=name, root=str(found))
+    return PygColumns.of(graphs, name), found / folder

@@ -150,7 +150,7 @@ def test_remarks_say_what_is_used_and_what_is_dropped(tmp_path: Path) -> None:
     assert "regression: y is floating-point; use integer y for classes" in remark
     assert "dropped" not in remark
     (remark,) = TASK.data_remarks(load_graphs(write_own_set(tmp_path / "OWN")))
-    assert remark == "OWN: node features are labels."
+    assert remark == "OWN: node features are labels (3 channels)."
     mutag = replace(load_graphs("MUTAG", download=False), ignored=())
     assert TASK.data_remarks(mutag) == []
     assert len(TASK.data_remarks(replace(mutag, features=NodeFeatures("degree", (0, 1))))) == 1
@@ -169,6 +169,9 @@ class TestClasses:
         assert plain.curves.train_loss != balanced.curves.train_loss
         assert "class_weights" not in TASK.settings(config, graphs)["training"]  # keys of stored units stay
         assert TASK.settings(replace(config, training=weighted), graphs)["training"]["class_weights"] == "balanced"
+        assert TASK.remarks(replace(config, training=weighted), graphs) == []
+        numbers = GraphSet.from_pyg(make_graphs(regression=True))
+        assert "class_weights" in TASK.remarks(replace(config, training=weighted), numbers)[0]
 
     def test_one_class_is_refused(self) -> None:
         graphs = GraphSet.from_pyg([one for one in make_graphs() if int(one.y) == 1], "same")
@@ -184,6 +187,19 @@ class TestClasses:
             train(options(data, tmp_path / "run"))
         train(options(data, tmp_path / "run", edges="symmetrise"))
         evaluate(EvaluateOptions(run=str(tmp_path / "run")))
+
+    def test_predict_names_no_choice_that_the_model_has_made(self, tmp_path: Path) -> None:
+        train(options(save(tmp_path / "good.pt", make_graphs()), tmp_path / "run"))
+        one_way, missing = make_graphs(), make_graphs()
+        one_way[3].edge_index = one_way[3].edge_index[:, 1:]
+        one_way[3].edge_attr = None
+        missing[2].x[0] = torch.nan
+        for graphs, message in ((one_way, "graph 3, edge .* has no reverse edge"), (missing, "graph 2, node 0: .*nan")):
+            data = save(tmp_path / "bad.pt", [Data(x=one.x, edge_index=one.edge_index) for one in graphs])
+            with pytest.raises(DataError, match=message) as caught:
+                predict(PredictOptions(run=str(tmp_path / "run"), data=data))
+            assert "edges=" not in str(caught.value)
+            assert "features=" not in str(caught.value)
 
     def test_reproduce_takes_the_options_that_its_errors_name(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -223,7 +223,7 @@ class GraphConfig:
         grid: what is selected by validation loss
         plain_grid: used instead of grid, if it has a value, for second-order readouts without a parameter to search:
             SOP and SOP+NewtonSchulz
-        first_order_grid: used instead of grid, if it has a value, for first-order readouts: GIN0 and GIN0+Sum
+        first_order_grid: used instead of grid, if it has a value, for first-order readouts: mean, sum, maximum, Set2Set
         search: false trains the values of model and training alone, whatever the grids are
         folds: number of folds; one is tested on, one validates
         seed: of folds, and of initial weights, batches and dropout unless training.seed is given

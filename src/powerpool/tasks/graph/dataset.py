@@ -26,6 +26,8 @@ def load_data(config: GraphConfig) -> GraphSet:
         edge_features=config.model.backbone in WITH_EDGES,
         download=config.download,
     )
+    if config.model.backbone == "GINE" and graphs.edge_features is None:
+        raise ArgumentError(f"model.backbone GINE needs edge features, which {graphs.name} does not have. Use GIN0.")
     return permute_labels(graphs, config.seed) if config.permute_labels else graphs
 
 
@@ -37,9 +39,9 @@ def permute_labels(graphs: GraphSet, seed: int) -> GraphSet:
 
 def describe_data(graphs: GraphSet) -> list[str]:
     """Return a remark on what is used of a data set and what is not; none for a known one of which all is used."""
-    parts = [f"node features are {graphs.features.kind}"]
+    parts = [f"node features are {graphs.features.kind} ({graphs.channels} channels)"]
     if graphs.edge_features:
-        parts[0] += f", edge features are {graphs.edge_features.kind}"
+        parts[0] += f", edge features are {graphs.edge_features.kind} ({graphs.edge_channels} channels)"
     if graphs.ignored:
         parts.append(f"not used: {', '.join(graphs.ignored)}")
     if graphs.dropped:

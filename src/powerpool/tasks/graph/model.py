@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from powerpool.data import GraphBatch, GraphSet, NodeFeatures
-from powerpool.errors import ArgumentError
 from powerpool.tasks.graph.backbones import Convolution, Standardize, fit_degrees, make_mlp, rows_of
 from powerpool.tasks.graph.config import ModelConfig
 from powerpool.tasks.graph.convolution import Adjacency, gin_convolution
@@ -74,8 +73,6 @@ class GraphClassifier(nn.Module):
         self.is_regression = classes == 0
         self.backbone = config.backbone
         edge_channels = 0 if edge_features is None else edge_features.channels
-        if config.backbone == "GINE" and not edge_channels:
-            raise ArgumentError("model.backbone GINE needs edge features, which the data set does not have. Use GIN0.")
         widths = [channels, *[hidden] * (config.layers - 1)]
         if config.backbone == "GIN0":
             self.convolutions = nn.ModuleList(GINConv(make_mlp(before, hidden), train_eps=False) for before in widths)

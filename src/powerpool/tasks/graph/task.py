@@ -338,6 +338,8 @@ class GraphTask(Task[GraphConfig, GraphSet, GraphFit, GraphModel]):
         found = [f"{config.model.method} does not depend on {', '.join(unused)}."] if unused else []
         if config.training.search_epochs is not None and config.short_search is None:
             found.append("training.search_epochs: not used, as there is one grid point or no later epoch.")
+        if config.training.class_weights != "equal" and data.is_regression:
+            found.append("training.class_weights: not used, as the targets are numbers.")
         return found
 
     def plan(self, options: ReproduceOptions, watch: Watch) -> list[Row[GraphConfig, GraphSet]]:
