@@ -102,7 +102,7 @@ def test_samples_without_energy_are_skipped_and_counted():
     # Constant features are zero after centering, up to round-off.
     constant = torch.cat([make_features(1), torch.full((1, 6, 30), 0.1)])
     assert inspect_features(constant, beta=1.0).skipped == 1
-    with pytest.raises(ArgumentError, match=r"All 1 samples .*smaller beta"):
+    with pytest.raises(ArgumentError, match=r"With beta 1 .*smaller beta"):
         inspect_features(constant[1:], beta=1.0)
 
 

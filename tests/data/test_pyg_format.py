@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch.testing import assert_close
+from torch.utils.data import Subset
 from torch_geometric.data import Batch, Data, HeteroData, InMemoryDataset
 from torch_geometric.datasets import FakeDataset
 
@@ -100,6 +101,8 @@ class TestFromPyG:
         for wrong, message in ((5, "int"), (graph(), "Data"), (Batch.from_data_list([graph()]), "to_data_list")):
             with pytest.raises(DataError, match=f"list of Data .*{message}"):
                 GraphSet.from_pyg(wrong)  # type: ignore[arg-type]
+        part = Subset([graph(), graph(), graph()], [0, 2])  # has no __iter__  # type: ignore[arg-type]
+        assert len(GraphSet.from_pyg(part)) == 2
         with pytest.raises(ArgumentError, match="from_pyg"):
             load_graphs([graph()])  # type: ignore[arg-type]
         with pytest.raises(DataError, match="2 columns"):
@@ -186,4 +189,4 @@ class TestOGB:
         assert asked == [("ogbg-molhiv", str(tmp_path / "graphs"))]
         assert (graphs.name, graphs.channels, graphs.edge_channels, graphs.classes) == ("ogbg-molhiv", 5, 3, (0, 1))
         (tmp_path / "graphs" / "ogbg_molhiv").rename(tmp_path / "graphs" / "ogbg_molhiv_pyg")
-        assert len(load_graphs("ogbg-molhiv", tmp_path)) == 3
+        assert load_graphs("ogbg-molhiv", tmp_path).source == str(tmp_path / "graphs" / "ogbg_molhiv_pyg")

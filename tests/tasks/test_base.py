@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.metrics import confusion_matrix as sklearn_confusion
 
 from powerpool.runs.record import Confusion
-from powerpool.tasks.base import Row, confusion_matrix, round_curve
+from powerpool.tasks import base
+from powerpool.tasks.base import Row, confusion_matrix, fit_units, ignore_progress, round_curve
 
 predictions = st.integers(2, 7).flatmap(
     lambda size: st.tuples(st.just(size), st.lists(st.tuples(*[st.integers(0, size - 1)] * 2), min_size=1, max_size=60))
@@ -36,3 +39,11 @@ def test_chains_are_numbered_among_equal_configurations():
     seeds = Row(("seed 0", "seed 1"), None, ("5-way-1-shot",), "SoSN(x)", "glyphs")
     assert [folds.chain(place) for place in range(3)] == [0, 1, 2]
     assert [seeds.chain(place) for place in range(2)] == [0, 0]
+
+
+def test_freed_memory_is_kept_before_anything_is_trained(monkeypatch):
+    calls = []
+    monkeypatch.setattr(base, "keep_freed_memory", lambda: calls.append("kept"))
+    task = SimpleNamespace(units=lambda config, chain: calls.append("units") or [])
+    assert fit_units(task, None, None, 0, (), None, ignore_progress) == []
+    assert calls == ["kept", "units"]

@@ -171,9 +171,10 @@ class Gathering:
         centred = self.normalization.beta == 1
         cause = " With beta 1 that is every set of one location, or of locations that are alike." if centred else ""
         if not self._locations or self._repetition is None:
-            remedy = "Train with a smaller beta." if centred else "Give the model data such as it was trained on."
+            remedy = "Use a smaller beta." if centred else "Give the model data such as it was trained on."
             raise ArgumentError(
-                f"All {self.seen} samples of {source} are zero before or after the curve.{cause} {remedy}"
+                f"None of the {self.seen} samples of {source} has features with energy before and after the curve: "
+                f"all are zero.{cause} {remedy}"
             )
         before, trace = self._before.side(), torch.stack(self._traces)
         skipped, remarks, curve = self.seen - len(self._locations), list(notes), self.normalization.curve

@@ -134,6 +134,8 @@ IN_PYTHON = {
     ", or cut=ClassCut(...)": "",
 }
 """Arguments of Python functions that errors recommend, and the same as options."""
+OF_TRAINING = ("--features", "--edges")
+"""Options of these that only commands have that train."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -317,8 +319,10 @@ def _explain(error: BaseException, name: str) -> tuple[int, str]:
 def _in_options(error: PowerPoolError, name: str) -> str:
     """The message of an error in terms of the command line."""
     message = str(error)
+    is_chosen = name.startswith(("evaluate", "predict", "inspect"))  # a model reads data as those of its training
     for argument, option in IN_PYTHON.items():
-        message = message.replace(argument, option)
+        where = " in training" if is_chosen and option.startswith(OF_TRAINING) else ""
+        message = message.replace(argument, option + where)
     unknown = next((one for one in (error, error.__cause__) if isinstance(one, UnknownNameError)), None)
     if unknown is not None and unknown.is_cut and name in COMMANDS and COMMANDS[name].methods:
         message += f" 'powerpool {name} --help' lists all."

@@ -106,21 +106,12 @@ class GraphTables:
     dropped: int  # rows with a repeated edge or a self-loop
 
 
-def read_tables(
-    source: GraphSource, edges: str = "undirected", labelled: bool = True, *, can_choose: bool = True
-) -> GraphTables:
-    """Read graphs, edges and targets, and check that they agree.
-
-    Args:
-        source: columns of the data set.
-        edges: how edges without a reverse are read.
-        labelled: whether there are targets.
-        can_choose: whether errors recommend other ``edges``; they do not where a model has been trained on one kind.
-    """
+def read_tables(source: GraphSource, edges: str = "undirected", labelled: bool = True) -> GraphTables:
+    """Read graphs, edges and targets, and check that they agree."""
     owner = _read_owners(source)
     node_ptr = torch.searchsorted(owner, torch.arange(int(owner[-1]) + 2))
     targets = _read_targets(source, len(node_ptr) - 1) if labelled else None
-    edge_index, edge_row, edge_rows, dropped = _read_edges(source, owner, edges, can_choose)
+    edge_index, edge_row, edge_rows, dropped = _read_edges(source, owner, edges)
     edge_ptr = torch.searchsorted(edge_index[1], node_ptr)
     return GraphTables(node_ptr, edge_index, edge_ptr, edge_row, edge_rows, targets, dropped)
 
@@ -156,13 +147,8 @@ def _read_targets(source: GraphSource, graphs: int) -> Tensor:  # shape: (graphs
     return targets.flatten()
 
 
-def _read_rows(
-    source: GraphSource, kind: str, expected: int, columns: int | None = None, *, can_choose: bool = True
-) -> Tensor:
-    """Return the rows of graphs, nodes or edges; attributes as float32.
-
-    Errors recommend other features where the user ``can_choose`` them.
-    """
+def _read_rows(source: GraphSource, kind: str, expected: int, columns: int | None = None) -> Tensor:
+    """Return the rows of graphs, nodes or edges; attributes as float32."""
     rows = source.read(kind, columns)
     if len(rows) != expected:
         what, of = kind.partition("_")[0], "A" if kind.startswith("edge") else "graph_indicator"
@@ -177,21 +163,19 @@ def _read_rows(
         column = _first(~torch.isfinite(numbers[line])) or 0
         raise DataError(
             f"{source.where(kind, line)}: attribute {column + 1} is {float(rows[line, column])}, which is not a finite "
-            f"float32 number. {_remedy(kind, can_choose)}"
+            f"float32 number. {_remedy(kind)}"
         )
     return numbers
 
 
-def _remedy(kind: str, can_choose: bool) -> str:
+def _remedy(kind: str) -> str:
     if kind == "graph_attributes":
         return "Remove graphs without a target."
-    other = ", or use features='degree'." if kind.startswith("node") and can_choose else "."
+    other = ", or use features='degree'." if kind.startswith("node") else "."
     return f"Replace it, for instance by the mean{other}"
 
 
-def _read_edges(
-    source: GraphSource, owner: Tensor, direction: str, can_choose: bool
-) -> tuple[Tensor, Tensor, int, int]:
+def _read_edges(source: GraphSource, owner: Tensor, direction: str) -> tuple[Tensor, Tensor, int, int]:
     """Return edges sorted by target, then source, their rows, the number of rows, and of those that are dropped."""
     pairs = source.read("A", columns=2)  # shape: (lines, 2)
     nodes = len(owner)
@@ -216,13 +200,11 @@ def _read_edges(
         if direction == "undirected" and not torch.equal(key, reverse.sort().values):
             line = _first(torch.isin(start * nodes + target, key, invert=True) & (start != target))
             assert line is not None
-            remedy = "Add it: the model was trained on graphs with reverse edges."
-            if can_choose:
-                remedy = (
-                    "If this is intended, use edges='symmetrise' to add reverse edges, or edges='directed' to keep "
-                    "edges as they are."
-                )
-            raise refuse(line, f"has no reverse edge. {remedy}")
+            raise refuse(
+                line,
+                "has no reverse edge. If this is intended, use edges='symmetrise' to add reverse edges, or "
+                "edges='directed' to keep edges as they are.",
+            )
         if direction == "symmetrise":
             key, row = _distinct(torch.cat([key, reverse]), torch.cat([row, row]))
     return torch.stack([key % nodes, key // nodes]), row, len(pairs), dropped
@@ -260,7 +242,7 @@ def encode(
     rows = int(tables.node_ptr[-1]) if what == "node" else tables.edge_rows
     for name in ("labels", "attributes"):
         if name in kind.split("+") and f"{what}_{name}" not in source:
-            others = " Use features='degree' or features='constant'." if what == "node" and not given else ""
+            others = " Use features='degree' or features='constant'." if what == "node" else ""
             column = source.label(f"{what}_{name}")
             raise MissingDataError(f"{column} is missing, which features={kind!r} of {what}s need.{others}")
     values: tuple[int, ...] = ()
@@ -277,7 +259,7 @@ def encode(
     elif kind == "constant":
         values, columns = given.values if given else (1,), torch.zeros(rows, dtype=torch.long)
     if "attributes" in kind.split("+"):
-        attributes = _read_rows(source, f"{what}_attributes", rows, can_choose=given is None)
+        attributes = _read_rows(source, f"{what}_attributes", rows)
         if given and given.attributes != attributes.shape[1]:
             raise DataError(
                 f"{source.label(f'{what}_attributes')} has {attributes.shape[1]} attributes for each {what}, expected "

@@ -338,13 +338,12 @@ def _build(
     require_choice(edges, EDGES, "choice of edges")
     if degree_cap < 1:
         raise ArgumentError(f"degree_cap must be at least 1 (got {degree_cap}).")
-    given = features
     if not isinstance(features, NodeFeatures):
         require_choice(features, FEATURES, "kind of node features")
         features = _choose(source) if features == "auto" else features
     edge_kinds = source.available("edge")
     wanted = edge_features if isinstance(edge_features, NodeFeatures) else "+".join(edge_kinds if edge_features else [])
-    tables = read_tables(source, edges, labelled, can_choose=not isinstance(given, NodeFeatures))
+    tables = read_tables(source, edges, labelled)
     nodes = encode(source, tables, "node", features, degree_cap)
     encoded = encode(source, tables, "edge", wanted) if wanted else None
     targets, known_classes = encode_classes(source, tables, classes)

@@ -114,12 +114,15 @@ class PygColumns(GraphSource):
 
 def _list_graphs(graphs: Iterable[Data], place: str) -> list[Data]:
     """Return the graphs as a list, after checking that each has edges."""
-    from torch_geometric.data import Batch, Data
+    from torch_geometric.data import Data
 
-    if isinstance(graphs, Data) or not isinstance(graphs, Iterable):  # Data iterates over its attributes
-        remedy = " Use its to_data_list()." if isinstance(graphs, Batch) else ""
-        raise DataError(f"{place}: expected a list of Data or a data set (got {type(graphs).__name__}).{remedy}")
-    listed = list(graphs)
+    problem = f"{place}: expected a list of Data or a data set (got {type(graphs).__name__})."
+    if isinstance(graphs, Data):  # it iterates over its attributes
+        raise DataError(f"{problem} Put it into a list, or use the to_data_list() of a Batch.")
+    try:
+        listed = list(graphs)
+    except TypeError:
+        raise DataError(problem) from None
     if not listed:
         raise DataError(f"{place} has no graphs.")
     for number, graph in enumerate(listed):
@@ -231,11 +234,11 @@ def _open_ogb(name: str, root: str | Path | None, download: bool) -> tuple[PygCo
         raise ModuleNotFoundError(message, name="ogb") from error
     folders, folder = [*data_folders(root, "graphs"), cache_folder("graphs")], name.replace("-", "_")
     own = (folder, f"{folder}_pyg")  # the second is that of early versions of ogb
-    found = next((each for each in folders if any((each / one).is_dir() for one in own)), None)
-    if found is None and not may_fetch(download):
+    there = next((each / one for each in folders for one in own if (each / one).is_dir()), None)
+    if there is None and not may_fetch(download):
         remedy = how_to_fetch(f"Pass download=True, or root=, a folder that contains {folder}.")
         raise MissingDataError(f"{name} was not found (looked in {', '.join(map(str, folders))}). {remedy}")
-    found = found or cache_folder("graphs")
+    there = there or cache_folder("graphs") / folder
     with _safe_classes():
-        graphs = ogb.PygGraphPropPredDataset(name=name, root=str(found))
-    return PygColumns.of(graphs, name), found / folder
+        graphs = ogb.PygGraphPropPredDataset(name=name, root=str(there.parent))
+    return PygColumns.of(graphs, name), there

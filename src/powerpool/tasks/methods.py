@@ -211,7 +211,10 @@ class Comparison(Method):
 
 VARIANTS: dict[str, Variant] = {"x": "outer", "x+L": "outer+L", "x+P": "outer+P"}
 """Relation descriptors by their names in the tables, where x stands for the outer product."""
-_EPISODE_NORMS = ("", "AsinhE", "SigmE", "MaxExp", "Gamma", "SpecGamma", "SpecHDP", "SpecMaxExp", "SpecMaxExpF")
+_EPISODE_NORMS = (
+    *("", "AsinhE", "SigmE", "MaxExp", "Gamma"),
+    *("SpecGamma", "SpecHDP", "SpecFAHDP", "SpecMaxExp", "SpecMaxExpF"),
+)
 
 FEWSHOT_METHODS: dict[str, Comparison] = {
     "RelationNet": Comparison(order="first", kind="relation"),

@@ -76,9 +76,12 @@ def test_a_folder_of_five_photos_of_five_classes_simply_works(small_backbone, fo
     assert len(rows) == 6
     assert rows[0]["class"] == "bar00"
     assert "25 examples of 5 classes; leave-one-out accuracy" in capsys.readouterr().err
+    more = write_folder(tmp_path / "more", classes=5, each=6)  # with one photo of each class that is no example
+    words[2:4] = [more / f"bar{number:02d}" / "5.png" for number in range(5)]
     for classifier in ("ncm", "ridge", "logistic"):
         assert run(*words, "--out", answers, "--classifier", classifier) == 0
-        assert json.loads(answers.read_text())[0]["class"] == "bar00"
+        found = [row["class"] for row in json.loads(answers.read_text())]
+        assert sum(name == f"bar{number:02d}" for number, name in enumerate(found)) >= 4  # the backbone is random
 
 
 def test_evaluate_without_a_run_fits_episodes_to_the_images(small_backbone, folder, tmp_path, capsys):
@@ -92,6 +95,11 @@ def test_evaluate_without_a_run_fits_episodes_to_the_images(small_backbone, fold
     found = json.loads((tmp_path / "evaluation.json").read_text())
     assert (found["test"]["queries"], found["queries"]) == (2, 6)
     assert run(*words, "--way", "6") == 2
+    write_folder(tmp_path / "more", classes=6, each=2)
+    (tmp_path / "more" / "bar05").rename(folder / "rare")
+    capsys.readouterr()
+    assert run(*words, "--queries", "3") == 0
+    assert "Classes with fewer than 4 images are in no episode (1 of 6)" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -132,3 +140,5 @@ def test_the_study_chooses_by_validation_classes_and_tests_every_episode_seed(sm
     assert set(first.chosen) == {"gamma", "penalty"}
     assert (len(first.right), first.queries) == (10, 4)
     assert "FOP+NCM" in (tmp_path / "out" / "README.md").read_text()
+    assert run("reproduce", "fewshot", *words, "--ways", "9", "--out", tmp_path / "out") == 2
+    assert "--ways" in capsys.readouterr().err

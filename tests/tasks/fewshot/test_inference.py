@@ -109,6 +109,7 @@ def test_pretrained_weights_are_those_of_the_run(tmp_path):
         ({"model": {"hidden": 4}}, "model.hidden 8"),
         ({"channels": 3}, "encoder.0.0.weight"),
         ({"model": {"pivots": 30}}, "5 pivots"),
+        ({"method": "PrototypicalNet", "pretrained_part": "encoder"}, "other padding and pooling"),
     ],
 )
 def test_pretrained_weights_that_do_not_fit_are_refused(tmp_path, changes, shown):

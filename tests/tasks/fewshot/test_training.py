@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from dataclasses import replace
 
 import pytest
@@ -104,6 +105,30 @@ def test_the_learning_rate_falls_in_steps(data):
     rates = []
     training.run(lambda one: rates.append(one.optimizer.param_groups[0]["lr"]))
     assert rates == pytest.approx([0.1, 0.1, 0.05, 0.05, 0.025, 0.025])
+
+
+def test_the_learning_rate_falls_along_a_cosine(data):
+    training = make(data, training={"schedule": "cosine", "learning_rate": 0.1})
+    rates = []
+    training.run(lambda one: rates.append(one.optimizer.param_groups[0]["lr"]))
+    assert rates == pytest.approx([0.05 * (1 + math.cos(math.pi * done / 6)) for done in range(6)])
+
+
+@pytest.mark.parametrize("method", ["NCM(x+L)+SigmE", "SoSN(x)+SigmE", "RelationNet"])
+@pytest.mark.parametrize("loss", ["mse", "cross-entropy"])
+def test_the_loss_can_be_chosen_and_episodes_be_wider_than_in_the_test(data, method, loss):
+    training = make(data, method, training={"loss": loss, "way": 4, "validation_episodes": 0, "validate_every": 1})
+    network = copy.deepcopy(training.network).train()
+    with torch.no_grad():
+        logits, targets = compare_queries(network, data["train"], training.episodes[0])
+    assert logits.shape == (8, 4)
+    if loss == "mse":
+        chances = logits.softmax(1) if method.startswith("NCM") else logits.sigmoid()
+        expected = float((chances - torch.eye(4)[targets]).square().mean())
+    else:
+        expected = float(-logits.log_softmax(1)[torch.arange(8), targets].mean())
+    training.run()
+    assert training.curves.train_loss[0] == pytest.approx(expected, rel=1e-5)
 
 
 def test_gradients_of_encoder_and_comparison_are_clipped_separately(data, monkeypatch):

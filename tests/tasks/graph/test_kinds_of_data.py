@@ -188,18 +188,15 @@ class TestClasses:
         train(options(data, tmp_path / "run", edges="symmetrise"))
         evaluate(EvaluateOptions(run=str(tmp_path / "run")))
 
-    def test_predict_names_no_choice_that_the_model_has_made(self, tmp_path: Path) -> None:
+    def test_predict_says_what_is_chosen_in_training(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         train(options(save(tmp_path / "good.pt", make_graphs()), tmp_path / "run"))
         one_way, missing = make_graphs(), make_graphs()
-        one_way[3].edge_index = one_way[3].edge_index[:, 1:]
-        one_way[3].edge_attr = None
+        one_way[3].edge_index, one_way[3].edge_attr = one_way[3].edge_index[:, 1:], None
         missing[2].x[0] = torch.nan
-        for graphs, message in ((one_way, "graph 3, edge .* has no reverse edge"), (missing, "graph 2, node 0: .*nan")):
+        for graphs, option in ((one_way, "--edges directed"), (missing, "--features degree")):
             data = save(tmp_path / "bad.pt", [Data(x=one.x, edge_index=one.edge_index) for one in graphs])
-            with pytest.raises(DataError, match=message) as caught:
-                predict(PredictOptions(run=str(tmp_path / "run"), data=data))
-            assert "edges=" not in str(caught.value)
-            assert "features=" not in str(caught.value)
+            assert main(["predict", "graph", "--run", str(tmp_path / "run"), "--data", data]) == 2
+            assert f"{option} in training" in capsys.readouterr().err
 
     def test_reproduce_takes_the_options_that_its_errors_name(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -226,5 +223,8 @@ class TestClasses:
         graphs = make_graphs()
         for one in graphs:
             one.edge_attr = None
+        data = save(tmp_path / "a.pt", graphs)
         with pytest.raises(ValueError, match="GINE needs edge features"):
-            train(options(save(tmp_path / "a.pt", graphs), tmp_path / "run", model=replace(SMALL, backbone="GINE")))
+            train(options(data, tmp_path / "run", model=replace(SMALL, backbone="GINE")))
+        with pytest.raises(ValueError, match="GINE needs edge features"):
+            TASK.plan(ReproduceOptions(data=[data], backbone="GINE"), ignore_progress)

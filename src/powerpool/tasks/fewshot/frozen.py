@@ -21,6 +21,7 @@ from powerpool.tasks.fewshot.results import (
     EpisodeTest,
     FewShotEvaluation,
     describe_few_images,
+    describe_left_out,
     format_proportion,
     require_classes,
 )
@@ -109,7 +110,9 @@ def evaluate(options: EvaluateOptions, watch: Watch) -> FewShotEvaluation:
     """Test in episodes of the test classes of a data set, or of all classes of one without a usual division."""
     config = take_fields(options, FeatureConfig)
     listing = list_fewshot(str(options.data), options.data_root, download=options.download, whole=True)
-    episodes = fill_episodes(options, listing.splits["test"].targets)
+    targets = listing.splits["test"].targets
+    episodes = fill_episodes(options, targets)
+    left_out = describe_left_out(targets, episodes)  # before the features are computed
     which = "test classes" if listing.has_usual_splits else "all classes"
     backbone = FrozenBackbone(config, download=options.download)
     found, remarks = read_split(backbone, listing, "test", options.corrupt, watch)
@@ -120,7 +123,7 @@ def evaluate(options: EvaluateOptions, watch: Watch) -> FewShotEvaluation:
     method = f"{config.method}, {config.fixed_classifier or 'classifier by leave-one-out'}, of {config.backbone}"
     few = describe_few_images(scores.accuracy, len(found.targets))
     return FewShotEvaluation(
-        method, f"{which} of {listing.name}", episodes, tested, (*listing.listing.remarks, *remarks, *few)
+        method, f"{which} of {listing.name}", episodes, tested, (*listing.listing.remarks, *remarks, *left_out, *few)
     )
 
 
@@ -164,7 +167,7 @@ def _describe(config: FeatureConfig, classifier: Classifier, accuracy: float | N
     count = len(examples.labels)
     text = f"{config.backbone}, {config.method}, {classifier}, {count} examples of {examples.way} classes"
     if accuracy is None:
-        return f"{text}."
-    return (
-        f"{text}; leave-one-out accuracy {100 * accuracy:.0f} % (95 % interval {format_proportion(accuracy, count)})."
-    )
+        single = config.fixed_classifier is None
+        return f"{text}{'; a class has a single example, so none was left out to choose it' if single else ''}."
+    interval = format_proportion(accuracy, count)
+    return f"{text}; leave-one-out accuracy {100 * accuracy:.0f} % (95 % interval over examples {interval})."

@@ -23,7 +23,13 @@ from powerpool.tasks.base import Watch, ignore_progress
 from powerpool.tasks.fewshot.config import EpisodeConfig, FewShotConfig, ModelConfig, require_image_format
 from powerpool.tasks.fewshot.model import EpisodeNetwork, feature_sets, make_network, normalization
 from powerpool.tasks.fewshot.options import EvaluateOptions, PredictOptions
-from powerpool.tasks.fewshot.results import EpisodeTest, FewShotEvaluation, require_classes
+from powerpool.tasks.fewshot.results import (
+    EpisodeTest,
+    FewShotEvaluation,
+    describe_few_images,
+    describe_left_out,
+    require_classes,
+)
 from powerpool.tasks.fewshot.training import draw_episodes, episode_spectrum, run_episodes
 from powerpool.tasks.pooling import FeatureSource, Samples
 from powerpool.tasks.predictions import Predictions
@@ -184,7 +190,13 @@ def read_pretrained(config: FewShotConfig, data: FewShotSet) -> dict[str, Tensor
     weights = {name: value for name, value in model.network.state_dict().items() if not name.endswith(EXTRA_STATE)}
     if only_encoder:
         weights = {name: value for name, value in weights.items() if name.startswith("encoder.")}
-    own = make_network(ours, config.channels, config.size).state_dict()
+    network = make_network(ours, config.channels, config.size)
+    if network.make_encoder is not model.network.make_encoder:
+        raise RecordError(
+            f"pretrained {config.pretrained} is a {theirs.method}, whose encoder has other padding and pooling than "
+            f"that of {ours.method}. Of all methods, PrototypicalNet alone has its own encoder."
+        )
+    own = network.state_dict()
     for name, value in weights.items():
         if own[name].shape != value.shape:
             raise RecordError(
@@ -225,7 +237,9 @@ def evaluate(options: EvaluateOptions, watch: Watch) -> FewShotEvaluation:
         bank, which, remarks = _read_own_test(model, config, options, watch)
     else:
         bank, which, remarks = _read_other(model, config, options)
+    remarks += describe_left_out(bank.targets, episodes)
     tested = run_test(model, bank, episodes, options.device, watch)
+    remarks += describe_few_images(tested.scores.accuracy, len(bank))
     return FewShotEvaluation(model.network.config.method, which, episodes, tested, tuple(remarks))
 
 

@@ -193,7 +193,7 @@ class ReproduceOptions(base.ReproduceOptions):
             raise ArgumentError("--source needs --study pretraining: no other training uses a second data set.")
         if self.backbone and self.study != "features":
             raise ArgumentError(
-                "--backbone needs --study features: all other networks are trained from random weights."
+                "--backbone needs --study features: all other networks are trained, and none is frozen."
             )
 
     @property

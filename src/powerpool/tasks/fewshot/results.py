@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from torch import Tensor
 
 from powerpool.console import TextTable
+from powerpool.data import Episodes
 from powerpool.errors import ArgumentError
 from powerpool.runs.compare import proportion_interval, summarize
 from powerpool.runs.environment import environment
@@ -61,6 +62,17 @@ def describe_few_images(accuracy: float, count: int) -> list[str]:
     return [f"There are {count} test images: over images, the 95 % interval of the accuracy is {interval}."]
 
 
+def describe_left_out(targets: Tensor, episodes: EpisodeConfig) -> list[str]:
+    """Return a remark on classes with too few images for the episodes; refuse episodes that no classes can fill."""
+    drawn = Episodes(targets, episodes.way, episodes.shot, episodes.queries)
+    if drawn.left_out == 0:
+        return []
+    least, total = episodes.shot + episodes.queries, len(targets.unique())
+    return [
+        f"Classes with fewer than {least} images are in no episode ({drawn.left_out} of {total}). Use fewer --queries."
+    ]
+
+
 @dataclass(frozen=True)
 class FewShotEvaluation(Evaluation):
     """The test of a model in episodes of some images."""
@@ -94,7 +106,7 @@ class FewShotEvaluation(Evaluation):
         accuracy = describe_accuracy([100 * right / scores.queries for right in scores.right])
         row = (episodes.way, episodes.shot, episodes.queries, episodes.count, accuracy, f"{scores.loss:.4f}")
         title = f"{self.method} on {self.images}{', transductive' if episodes.transductive else ''}"
-        columns = ("way", "shot", "queries", "episodes", "accuracy %", "loss")
+        columns = ("way", "shot", "queries", "episodes", "accuracy %, ± over episodes", "loss")
         return [TextTable(title, columns, (tuple(map(str, row)),))]
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import product
 
 from torch import Tensor
 
+from powerpool.data import EpisodeError, Episodes
 from powerpool.data.episodes import FewShotListing, list_fewshot
 from powerpool.errors import ArgumentError
 from powerpool.runs.environment import environment
@@ -61,6 +63,8 @@ def study_features(
     listing = list_fewshot(config.data, config.data_root, download=config.download)
     if missing := [name for name in ("validation", "test") if name not in listing.splits]:
         raise ArgumentError(f"{listing.name} has no {' and no '.join(missing)} classes, which --study features needs.")
+    for name, form in product(("validation", "test"), forms):  # before features are computed
+        _require_episodes(listing, name, form)
     backbone = FrozenBackbone(config, download=config.download)
     splits = {name: read_split(backbone, listing, name, config.corrupt, watch)[0] for name in ("validation", "test")}
     validation = {
@@ -76,6 +80,13 @@ def study_features(
         records += list(_compare(study, method, watch))
         watch("pools", number + 1, len(methods))
     return records
+
+
+def _require_episodes(listing: FewShotListing, split: str, form: EpisodeConfig) -> None:
+    try:
+        Episodes(listing.splits[split].targets, form.way, form.shot, form.queries)
+    except EpisodeError as error:
+        raise EpisodeError(f"The {split} classes of {listing.name}: {error} Use smaller --ways or --shots.") from error
 
 
 def _compare(study: Study, method: str, watch: Watch) -> Iterator[RunRecord]:

@@ -259,9 +259,10 @@ class FewShotTask(Task[FewShotConfig, FewShotSet, Training, TrainedModel]):
             ) from error
 
     def describe(self, config: FewShotConfig, data: FewShotSet, protocol: str, result: Any) -> str:
+        accuracy = describe_accuracy(result.accuracies)
         text = (
-            f"{config.model.method} on {data.name}, {protocol}: accuracy {describe_accuracy(result.accuracies)} % over "
-            f"{len(result.right)} episodes, {result.seconds:.1f} s."
+            f"{config.model.method} on {data.name}, {protocol}: accuracy {accuracy} % (95 % interval over "
+            f"{len(result.right)} episodes), {result.seconds:.1f} s."
         )
         return " ".join([text, *describe_few_images(result.value, len(data["test"]))])
 
