@@ -313,9 +313,9 @@ def load_graphs(
         tensor([ 0.,  4., 16., 10.,  0.])
     """
     limits = limits or Limits()
-    if not isinstance(name, str | Path):
-        kind = type(name).__name__
-        raise ArgumentError(f"name must be a name or a path (got {kind}). GraphSet.from_pyg takes a list of Data.")
+    wrong = None if isinstance(name, str | Path) else type(name).__name__
+    if wrong:
+        raise ArgumentError(f"name must be a name or a path (got {wrong}). GraphSet.from_pyg takes a list of Data.")
     options = (features, degree_cap, edges, labelled, classes, edge_features)
     if is_pyg(name):
         source, path = open_pyg(name, root, download, limits)
