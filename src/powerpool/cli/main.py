@@ -135,7 +135,7 @@ IN_PYTHON = {
 }
 """Arguments of Python functions that errors recommend, and the same as options."""
 OF_TRAINING = ("--features", "--edges")
-"""Options of these that only commands have that train."""
+"""Those of these options that only training commands have."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
