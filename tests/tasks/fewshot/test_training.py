@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from powerpool.data import EpisodeError, ImageBank
+from powerpool.data import EpisodeError, Episodes, ImageBank
 from powerpool.errors import NotFiniteError
 from powerpool.runs.folder import load_state, save_state
 from powerpool.tasks.fewshot.training import (
@@ -181,6 +181,36 @@ def test_correct_queries_are_counted_by_episode(data):
     assert found.accuracy == pytest.approx(100 * sum(wanted) / 30)
 
 
+@pytest.mark.parametrize("method", ["SoSN(x+L)+SigmE", "RelationNet", "NCM(x+L)+SigmE"])
+def test_an_image_of_many_episodes_is_encoded_once(data, method, monkeypatch):
+    training = make(data, method)
+    network, bank = training.network, data["test"]
+    episodes = draw_episodes(bank, training.config.test, 20)
+    encode, encoded = network.encode, []
+    monkeypatch.setattr(network, "encode", lambda images: (encoded.append(len(images)), encode(images))[1])
+    once = run_episodes(network, bank, episodes)
+    drawn = torch.cat([part.flatten() for one in episodes for part in (one.support, one.query)])
+    assert sum(encoded) == len(drawn.unique()) < len(drawn)
+    encoded.clear()
+    monkeypatch.setattr("powerpool.tasks.fewshot.training.ENCODED", 0)  # maps of that size are not kept
+    each_time = run_episodes(network, bank, episodes)
+    assert sum(encoded) >= len(drawn)
+    assert once.right == each_time.right
+    assert once.loss == pytest.approx(each_time.loss, rel=1e-5)
+
+
+def test_rotations_of_one_image_in_test_episodes_are_encoded_separately(data):
+    training = make(data)
+    network, bank, test = training.network, data["test"], training.config.test
+    turned = Episodes(bank.targets, test.way, test.shot, test.queries, seed=0, turns=True)
+    episodes = [turned[number] for number in range(5)]
+    assert any(bool(episode.turns.any()) for episode in episodes)
+    found = run_episodes(network, bank, episodes)
+    with torch.no_grad():
+        losses = [float(network.loss(*compare_queries(network, bank, episode))) for episode in episodes]
+    assert found.loss == pytest.approx(sum(losses) / len(losses))
+
+
 @pytest.mark.parametrize("method", ["SoSN(x)+SigmE", "RelationNet"])
 def test_transductive_scores_use_the_statistics_of_the_episode_and_keep_none(data, method):
     training = make(data, method)
@@ -221,8 +251,9 @@ def test_training_uses_no_test_image(data):
     seen = []
     training = make(watched(data, seen), training={"episodes": 2, "settling_episodes": 3, "validation_episodes": 4})
     training.run()
-    # Support and queries: two training episodes, three for batch-norm statistics, four of validation.
-    assert seen == ["train"] * 10 + ["validation"] * 8
+    # Support and queries of two training episodes and of three for batch-norm statistics; the images of all validation
+    # episodes are encoded at once.
+    assert seen == ["train"] * 10 + ["validation"]
 
 
 def test_batch_norm_statistics_are_means_over_training_episodes(data):

@@ -102,9 +102,11 @@ class EpisodeNetwork(nn.Module):
         with torch.autocast(images.device.type, torch.bfloat16) if half else contextlib.nullcontext():
             maps = torch.cat([self.encode(part) for part in images.split(self._batch_size(IMAGES, len(images)))])
             first = support.shape[0] * support.shape[1]
-            classes = self.represent(maps[:first].unflatten(0, support.shape[:2]))
-            logits = self.match_in_parts(classes, maps[first:])
-        return at_least_float32(logits)
+            return self.compare(maps[:first].unflatten(0, support.shape[:2]), maps[first:])
+
+    def compare(self, support: Tensor, query: Tensor) -> Tensor:  # shape: (L, J, K, h, w), (n, K, h, w) -> (n, L)
+        """Return the logits of encoded images."""
+        return at_least_float32(self.match_in_parts(self.represent(support), query))
 
     def encode(self, images: Tensor) -> Tensor:  # shape: (B, C, H, W) -> (B, K, h, w)
         """Return the feature maps of images in [0, 1]."""

@@ -19,12 +19,14 @@ from powerpool.runs.record import Score, Spectrum
 from powerpool.tasks.fewshot.augmentation import Augmentation
 from powerpool.tasks.fewshot.config import EpisodeConfig, FewShotConfig
 from powerpool.tasks.fewshot.fitting import require_episodes
-from powerpool.tasks.fewshot.model import EpisodeNetwork, feature_sets, make_network, normalization
+from powerpool.tasks.fewshot.model import IMAGES, EpisodeNetwork, feature_sets, make_network, normalization
 from powerpool.tasks.pooling import FeatureSet, mean_spectrum, spread_out
 from powerpool.tasks.training import choose_precision, recompute_batch_norm, require_device, use_batch_statistics
 
 VALIDATION_SEED, TEST_SEED = 1, 0
 """Seeds of episodes that are the same for every method and every training seed."""
+ENCODED = 2**28
+"""Values of feature maps that a test keeps, 1 GiB. Beyond it, images are encoded again in each episode."""
 
 
 @dataclass(frozen=True)
@@ -261,12 +263,17 @@ def compare_queries(
     augmentation: Augmentation | None = None,
 ) -> tuple[Tensor, Tensor]:  # shape: (L Q, L), (L Q,)
     """Return the logits of all queries of an episode, and the index of the true class of each."""
-    targets = torch.arange(episode.way, device=device).repeat_interleave(episode.queries)
+    targets = true_classes(episode, device)
     support, query = read_episode(bank, episode, device)
     if augmentation:
         images = augmentation.apply(torch.cat([support.flatten(0, 1), query]), episode.number)
         support, query = images[: -len(query)].view_as(support), images[-len(query) :]
     return network.logits(support, query), targets
+
+
+def true_classes(episode: Episode, device: str = "cpu") -> Tensor:  # shape: (L Q,)
+    """Return the index of the true class of each query."""
+    return torch.arange(episode.way, device=device).repeat_interleave(episode.queries)
 
 
 def read_episode(
@@ -276,6 +283,35 @@ def read_episode(
     turns = episode.turns[:, None] if bool(episode.turns.any()) else None
     support, query = (bank.batch(rows, turns).to(device) for rows in (episode.support, episode.query))
     return support, query.flatten(0, 1)
+
+
+@dataclass(frozen=True)
+class EncodedImages:
+    """Feature maps of the images of some episodes. An image that many episodes draw is encoded once."""
+
+    rows: Tensor
+    """Of the images, ascending."""
+    maps: Tensor
+    """Shape (images, K, h, w)."""
+
+    @classmethod
+    def of_episodes(
+        cls, network: EpisodeNetwork, bank: ImageBank, episodes: Sequence[Episode], device: str = "cpu"
+    ) -> EncodedImages | None:
+        """Encode all images; None if their maps exceed ``ENCODED`` values, or if images are rotated."""
+        if any(bool(episode.turns.any()) for episode in episodes):
+            return None
+        rows = torch.cat([part.flatten() for episode in episodes for part in (episode.support, episode.query)]).unique()
+        maps: list[Tensor] = []
+        for part in rows.split(IMAGES):
+            maps.append(network.encode(bank.batch(part).to(device)))
+            if len(rows) * maps[0][0].numel() > ENCODED:
+                return None
+        return cls(rows, torch.cat(maps))
+
+    def take(self, rows: Tensor) -> Tensor:  # shape: (*, K, h, w)
+        """Return the maps of images."""
+        return self.maps[torch.searchsorted(self.rows, rows.contiguous())]
 
 
 @torch.no_grad()
@@ -300,8 +336,13 @@ def run_episodes(
     """
     right, losses = [], []
     with _evaluation(network, transductive):
+        encoded = None if transductive else EncodedImages.of_episodes(network, bank, episodes, device)
         for number, episode in enumerate(episodes, 1):
-            logits, targets = compare_queries(network, bank, episode, device)
+            if encoded is None:
+                logits, targets = compare_queries(network, bank, episode, device)
+            else:
+                logits = network.compare(encoded.take(episode.support), encoded.take(episode.query).flatten(0, 1))
+                targets = true_classes(episode, device)
             right.append(int((logits.argmax(1) == targets).sum()))
             losses.append(float(network.loss(logits, targets)))
             watch(number)
