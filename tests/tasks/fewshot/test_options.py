@@ -23,6 +23,7 @@ from powerpool.tasks.fewshot.options import PredictOptions, ReproduceOptions, Tr
         ({"jobs": 0}, "jobs"),
         ({"recipe": "fewshot/omniglot", "quick": True}, "--recipe and --quick"),
         ({"data": ["a", "b"], "study": "pretraining"}, "one data set"),
+        ({"study": "features", "transductive": True}, "transductive"),
         ({"source": "omniglot"}, "--source"),
     ],
 )

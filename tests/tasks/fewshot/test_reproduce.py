@@ -134,6 +134,19 @@ def test_other_numbers_of_classes_and_other_seeds_repeat_no_training(copy, done,
     assert done[1]["bars", "RelationNet", "2-way-1-shot"].results[0].right == first.results[0].right
 
 
+def test_a_transductive_test_of_finished_trainings_has_its_own_record(copy, done, own, small, monkeypatch):
+    monkeypatch.setattr(Training, "_step", None)  # any training step is an error
+    words = {"data": [str(own)], "methods": TWO, "ways": [2, 4]}
+    records = run(copy, small, **words, transductive=True)
+    assert len(records) == 2 * len(done[1])
+    for (data, method, protocol), record in done[1].items():
+        assert records[data, method, protocol].results[0].right == record.results[0].right
+        other = records[data, method, f"{protocol}-transductive"]
+        assert other.config["test"] == {**record.config["test"], "transductive": True}
+        assert other.results[0].test_loss != record.results[0].test_loss
+        assert other.results[0].validation == record.results[0].validation
+
+
 def test_other_settings_shots_and_images_never_mix_with_earlier_results(copy, tmp_path, own, small):
     files = results(copy)
     changed = tmp_path / "changed.yaml"

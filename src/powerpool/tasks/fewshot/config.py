@@ -254,9 +254,9 @@ class FewShotConfig:
         """
         return protocol_name(self.test)
 
-    def with_way(self, way: int) -> FewShotConfig:
-        """Return the same settings with another number of test classes."""
-        return replace(self, test=replace(self.test, way=way))
+    def with_test(self, way: int, transductive: bool) -> FewShotConfig:
+        """Return the same settings with another test of the same training."""
+        return replace(self, test=replace(self.test, way=way, transductive=transductive))
 
 
 @dataclass(frozen=True)

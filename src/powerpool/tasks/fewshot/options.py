@@ -158,6 +158,7 @@ class ReproduceOptions(base.ReproduceOptions):
             is ignored. For the study features: pools, such as FOP and SOP+SpecGamma
         shots: numbers of support images, with a training for each; default: that of the recipe
         ways: numbers of test classes, with one training for all; default: that of the recipe
+        transductive: also test each training with the batch-norm statistics of the test episode
         seeds: of weights and training episodes, with a training for each; default: that of the recipe. For the study
             features: of test episodes; default: 0 1 2 3 4
         study: pretraining compares each method with and without a training on another data set before. features
@@ -174,6 +175,7 @@ class ReproduceOptions(base.ReproduceOptions):
     problems: list[str] = field(default_factory=list)
     shots: list[int] = field(default_factory=list)
     ways: list[int] = field(default_factory=list)
+    transductive: bool = False
     seeds: list[int] = field(default_factory=list)
     study: Literal["pretraining", "features"] | None = None
     source: str | None = None
@@ -191,6 +193,11 @@ class ReproduceOptions(base.ReproduceOptions):
             raise ArgumentError(f"--study {self.study} takes one data set (got {self.data}, {self.problems}).")
         if self.source and self.study != "pretraining":
             raise ArgumentError("--source needs --study pretraining: no other training uses a second data set.")
+        if self.transductive and self.study == "features":
+            raise ArgumentError(
+                "--transductive and --study features exclude each other: a frozen backbone keeps its batch-norm "
+                "statistics."
+            )
         if self.backbone and self.study != "features":
             raise ArgumentError(
                 "--backbone needs --study features: all other networks are trained, and none is frozen."

@@ -97,7 +97,7 @@ class FewShotTask(Task[FewShotConfig, FewShotSet, Training, TrainedModel]):
     # ---- the protocol ----
 
     def with_protocol(self, config: FewShotConfig, protocol: str) -> FewShotConfig:
-        return config.with_way(int(protocol.partition("-way-")[0]))
+        return config.with_test(int(protocol.partition("-way-")[0]), protocol.endswith("-transductive"))
 
     def units(self, config: FewShotConfig, chain: int) -> list[Unit]:
         return [Unit(chain)]
