@@ -219,7 +219,10 @@ def arrange_open_mic(files: Iterable[str], problem: str | None, source: str) -> 
     """
     known = (*OPEN_MIC_PAIRS, *EXHIBITIONS)
     if problem is None:
-        raise ArgumentError(f"{source} is Open MIC, which needs a problem. Choose one of {', '.join(known)}.")
+        raise ArgumentError(
+            f"{source} is Open MIC, which is divided by problems: train on one with 'powerpool train fewshot --data "
+            f"open_mic --problem NAME', where NAME is one of {', '.join(known)}."
+        )
     images = {name: OPEN_MIC.fullmatch(name) for name in sorted(files) if is_image(name)}
     if not any(images.values()):
         raise no_problems(source, problem)

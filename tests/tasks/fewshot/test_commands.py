@@ -208,6 +208,12 @@ def test_bad_examples_and_images_are_refused_or_skipped(trained, examples, capsy
     assert "broken.png" not in out
 
 
+def test_files_beside_the_examples_are_named(trained, examples, capsys):
+    (examples / "examples" / "bar00" / "notes.txt").write_text("not an image")
+    assert run("predict", "fewshot", "--run", trained, "--support", examples / "examples", examples / "new") == 0
+    assert "notes.txt" in capsys.readouterr().err
+
+
 def test_a_model_of_centred_images_centres_by_the_examples(trained, examples, monkeypatch):
     found = []
     real = TrainedModel.scores

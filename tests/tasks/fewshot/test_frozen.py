@@ -108,12 +108,14 @@ def test_evaluate_without_a_run_fits_episodes_to_the_images(small_backbone, fold
         (["predict", "fewshot", "a.png"], "support"),
         (["evaluate", "fewshot"], "--data"),
         (["evaluate", "fewshot", "--data", "a", "--transductive", "true"], "--run"),
+        (["evaluate", "fewshot", "--data", "a", "--device", "cuda"], "--run"),
         (["evaluate", "fewshot", "--run", "a", "--backbone", "hf:b"], "--backbone"),
         (["predict", "fewshot", "a.png", "--support", "b", "--classifier", "svm"], "classifier"),
         (["predict", "fewshot", "a.png", "--support", "b", "--penalty", "0"], "penalty"),
         (["predict", "fewshot", "a.png", "--support", "b", "--method", "SOP+MaxExp"], "SOP"),
         (["reproduce", "fewshot", "--backbone", "b"], "--study features"),
         (["reproduce", "fewshot", "--study", "features", "--methods", "RelationNet"], "FOP"),
+        (["reproduce", "fewshot", "--study", "features", "--problems", "shn"], "--problems"),
     ],
 )
 def test_options_that_do_not_fit_are_refused_in_one_line(words, shown, capsys):

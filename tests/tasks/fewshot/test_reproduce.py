@@ -10,6 +10,7 @@ import pytest
 
 from powerpool.cli.main import main
 from powerpool.cli.reproduce import reproduce
+from powerpool.data.layouts import EXHIBITIONS
 from powerpool.errors import ArgumentError
 from powerpool.runs import scheduler
 from powerpool.runs.config import read_recipe
@@ -190,3 +191,29 @@ def test_a_refused_command_leaves_no_folder(own, small, tmp_path, capsys):
     assert main(["reproduce", "fewshot", *words, "--ways", "2", "50"]) == 2
     assert "50" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "name, problem", [("open_mic", "p1->p2"), ("open_mic", "shn"), ("flower102", None), ("food101", None)]
+)
+def test_recipes_of_the_paper_run_in_quick_form(name, problem, tmp_path):
+    if problem is None:
+        write_folder(tmp_path / name, classes=83)  # 64, 16 and 3
+    else:
+        for exhibition in EXHIBITIONS:
+            for domain in ("source", "target"):
+                write_folder(tmp_path / name / exhibition / domain, classes=3)
+    options = ReproduceOptions(
+        data=[name],
+        problems=[problem] if problem else [],
+        methods=["SoSN(x)+SigmE"],
+        data_root=str(tmp_path),
+        out=str(tmp_path / "out"),
+        quick=True,
+        jobs=1,
+    )
+    (record,) = reproduce(options, report=False).records
+    assert record.data == (f"{name}-{problem.replace('->', '-to-')}" if problem else name)
+    assert record.config["images"]["test"] == {"p1->p2": 54, "shn": 18, None: 18}[problem]
+    (result,) = record.results
+    assert len(result.right) == 20

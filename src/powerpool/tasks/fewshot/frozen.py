@@ -22,6 +22,7 @@ from powerpool.tasks.fewshot.results import (
     FewShotEvaluation,
     describe_few_images,
     describe_left_out,
+    describe_unreadable,
     format_proportion,
     require_classes,
 )
@@ -103,7 +104,7 @@ def _readable(split: ImageSplit, corrupt: Corrupt) -> tuple[ImageSplit, list[str
     if corrupt == "error":  # an image that cannot be read is an error where it is read
         return split, []
     kept, bad = check_images(split, corrupt)
-    return kept, [f"skipped, not readable: {name}" for name in bad]
+    return kept, describe_unreadable(bad)
 
 
 def evaluate(options: EvaluateOptions, watch: Watch) -> FewShotEvaluation:

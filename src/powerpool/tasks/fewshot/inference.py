@@ -28,6 +28,7 @@ from powerpool.tasks.fewshot.results import (
     FewShotEvaluation,
     describe_few_images,
     describe_left_out,
+    describe_unreadable,
     require_classes,
 )
 from powerpool.tasks.fewshot.training import draw_episodes, episode_spectrum, run_episodes
@@ -66,12 +67,14 @@ class ImageFormat:
 
     def read_all(
         self, data: str, root: str | None = None, *, download: bool = False, corrupt: Corrupt = "error"
-    ) -> tuple[ImageBank, str]:
-        """Read all images of a data set, which may have nested class folders; return them and its name."""
+    ) -> tuple[ImageBank, str, list[str]]:
+        """Read all images of a data set, which may have nested class folders; return them, its name, and remarks."""
         images = load_images(data, root, download=download, splits=Splits(validation=0.0, test=0.0), nested=True)
         first, *others = images.splits.values()
-        bank = self.read(sum(others, start=first), images.classes, corrupt)
-        return bank.centred() if self.centred else bank, images.name
+        every = sum(others, start=first)
+        bank = self.read(every, images.classes, corrupt)
+        remarks = [*images.remarks, *describe_unreadable({*every.names} - {*bank.names})]
+        return bank.centred() if self.centred else bank, images.name, remarks
 
 
 @dataclass(frozen=True)
@@ -262,7 +265,9 @@ def _read_other(
 ) -> tuple[ImageBank, str, list[str]]:
     """Return all images of other data, their description, and remarks."""
     root = options.data_root or config.data_root
-    bank, name = model.images.read_all(str(options.data), root, download=options.download, corrupt=options.corrupt)
+    bank, name, remarks = model.images.read_all(
+        str(options.data), root, download=options.download, corrupt=options.corrupt
+    )
     if is_open_mic(bank.names):
         raise ArgumentError(
             f"{options.data} is Open MIC, which is tested by its problems, not by all its classes. Train a run with "
@@ -270,7 +275,7 @@ def _read_other(
         )
     identity = read_identity(str(options.run))
     trained = identity is not None and identity.name == name
-    remarks = [f"The network was trained on some of these classes of {name}."] if trained else []
+    remarks += [f"The network was trained on some of these classes of {name}."] if trained else []
     return bank, f"all classes of {name}", remarks
 
 
@@ -287,16 +292,16 @@ def describe_skipped(data: FewShotSet) -> list[str]:
 def predict(options: PredictOptions) -> Predictions:
     """Classify images by a few example images of each class."""
     model = load_run(str(options.run))
-    bank, _ = model.images.read_all(options.support, corrupt=options.corrupt)
+    bank, _, remarks = model.images.read_all(options.support, corrupt=options.corrupt)
     labels = require_classes(bank.targets, options.support).tolist()
     support = [bank.batch((bank.targets == label).nonzero().flatten()) for label in labels]
     files = list_images(options.images)
     queries = model.images.read(files, (), options.corrupt)
-    remarks = tuple(f"skipped, not readable: {name}" for name in sorted({*files.names} - {*queries.names}))
+    remarks += describe_unreadable({*files.names} - {*queries.names})
     queries = replace(queries, mean=bank.mean)  # of the examples: the queries may all be of one class
     scores = model.scores(support, queries.batch(torch.arange(len(queries))))
     classes = [bank.classes[label] for label in labels]
-    return Predictions.of_images(queries.names, scores, classes, remarks)
+    return Predictions.of_images(queries.names, scores, classes, tuple(remarks))
 
 
 # ---- analysis --------------------------------------------------------------------------------------------------------
@@ -306,7 +311,7 @@ def feature_source(folder: Path, samples: Samples) -> FeatureSource:
     """Return the features that the network of a run pools, one set for each drawn image."""
     model, identity = load_run(folder), None
     if samples.data is not None:
-        bank, found = model.images.read_all(samples.data, samples.data_root, download=samples.download)
+        bank, found, _ = model.images.read_all(samples.data, samples.data_root, download=samples.download)
         name = f"all images of {found}"
     else:
         config = read_recipe(folder / CONFIG, FewShotConfig)

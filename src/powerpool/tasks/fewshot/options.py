@@ -108,6 +108,8 @@ class EvaluateOptions(base.EvaluateOptions, FeatureConfig):
             )
         if self.run is None and self.transductive:
             raise ArgumentError("--transductive needs --run: a frozen backbone keeps its batch-norm statistics.")
+        if self.run is None and self.device != "cpu":
+            raise ArgumentError(f"--device {self.device} needs --run: a frozen backbone runs on the CPU.")
         for name, least in (("way", 2), ("shot", 1), ("queries", 1), ("count", 2)):
             if (value := getattr(self, name)) is not None:
                 require_at_least(least, "", **{name: value})
@@ -193,6 +195,10 @@ class ReproduceOptions(base.ReproduceOptions):
             raise ArgumentError(f"--study {self.study} takes one data set (got {self.data}, {self.problems}).")
         if self.source and self.study != "pretraining":
             raise ArgumentError("--source needs --study pretraining: no other training uses a second data set.")
+        if self.problems and self.study == "features":
+            raise ArgumentError(
+                "--problems and --study features exclude each other: problems divide Open MIC for trainings."
+            )
         if self.transductive and self.study == "features":
             raise ArgumentError(
                 "--transductive and --study features exclude each other: a frozen backbone keeps its batch-norm "

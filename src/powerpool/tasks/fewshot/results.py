@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 
 from torch import Tensor
@@ -71,6 +71,11 @@ def describe_left_out(targets: Tensor, episodes: EpisodeConfig) -> list[str]:
     return [
         f"Classes with fewer than {least} images are in no episode ({drawn.left_out} of {total}). Use fewer --queries."
     ]
+
+
+def describe_unreadable(names: Iterable[str]) -> list[str]:
+    """Return a remark about each image that was skipped because it cannot be read."""
+    return [f"skipped, not readable: {name}" for name in sorted(names)]
 
 
 @dataclass(frozen=True)
