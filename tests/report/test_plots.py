@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from powerpool.errors import ArgumentError
+from powerpool.report import plots
 from powerpool.report.groups import Group, group_records
 from powerpool.report.plots import (
     bin_edges,
@@ -27,6 +29,7 @@ from powerpool.report.plots import (
     draw_values,
     mean_curve,
 )
+from powerpool.report.tables import make_table
 from powerpool.runs.record import Confusion, RunRecord
 from tests.report.samples import (
     confused,
@@ -199,3 +202,22 @@ def test_accuracy_against_episodes_and_cpu_seconds(tmp_path):
     assert "CPU seconds" in text
     assert "training episodes" in text
     assert not draw_costs(only(episode_run("SoSN(x)", RIGHT)), tmp_path / "b.svg")
+
+
+def test_a_method_that_starts_from_an_encoder_begins_where_its_training_ends(tmp_path, monkeypatch):
+    own = {"episode": (250.0, 500.0), "validation_value": (40.0, 50.0), "cpu_seconds": (10.0, 20.0)}
+    training = {"training": {"episodes": 500}}
+    start = {"part": "encoder", "data": "miniimagenet100", "method": "NCM(x+L)", "episodes": 500}
+    first = episode_run("NCM(x+L)", RIGHT, result={"curves": own, "cpu_seconds": 30.0}, config=training)
+    config = {**training, "pretraining": start}
+    then = episode_run("SoSN(x)+Enc", RIGHT, result={"curves": own, "cpu_seconds": 40.0}, config=config)
+    drawn = []
+    monkeypatch.setattr(plots, "_draw_means", lambda axes, places, points, record, number, marker: drawn.append(places))
+    group = only(first, then)
+    assert draw_costs(group, tmp_path / "a.svg")
+    assert drawn == [[250, 500], [10, 20], [750, 1000], [30, 40]]
+    table = make_table(group)
+    cells = dict(zip(table.headings, table.rows[1], strict=True))
+    assert (cells["training episodes"], cells["CPU seconds"]) == ("500 + 500", "30 + 40")
+    other = replace(then, config={**config, "pretraining": {**start, "episodes": 400}})  # of another training
+    assert only(first, other).encoder_of(other) is None

@@ -17,6 +17,8 @@ from powerpool.report.results import (
     compute_interval,
     describe_record,
     get_backbone,
+    get_count,
+    get_setting,
 )
 from powerpool.runs.record import EpisodeResult, RunRecord, SplitResult
 from powerpool.tasks.graph.config import OPTIMISTIC, name_in_tables
@@ -108,6 +110,13 @@ class Group:
     def find(self, method: str) -> Row | None:
         """Return the row of a method."""
         return next((row for row in self.rows if row.record.method == method), None)
+
+    def encoder_of(self, record: RunRecord) -> RunRecord | None:
+        """Return the record of the trainings whose encoders a method starts from; None if they are not in the table."""
+        part, data, method = (get_setting(record, "pretraining", name) for name in ("part", "data", "method"))
+        row = self.find(str(method)) if part == "encoder" and data == self.data else None
+        episodes = get_count(record, "pretraining", "episodes")
+        return row.record if row and get_count(row.record, "training", "episodes") == episodes else None
 
 
 def group_records(

@@ -107,7 +107,8 @@ def draw_curves(group: Group, path: Path) -> bool:
 def draw_costs(group: Group, path: Path) -> bool:
     """Draw validation accuracy against training episodes and CPU seconds, with a band of one standard deviation.
 
-    False without CPU seconds. An encoder that a method starts from is not part of its costs.
+    A method that starts from the encoder of another one begins where that one ends, if that one is in the table. False
+    without CPU seconds.
     """
     known = [(number, record) for number, record in enumerate(group.records) if mean_curve(record, CPU_SECONDS)]
     if not known:
@@ -116,10 +117,12 @@ def draw_costs(group: Group, path: Path) -> bool:
     def draw(figure: Figure) -> None:
         panels = figure.subplots(1, 2, sharey=True)
         for number, record in known:
-            seconds = {step: mean for step, mean, _ in mean_curve(record, CPU_SECONDS)}
+            encoder = group.encoder_of(record)
+            first, first_seconds, _ = (mean_curve(encoder, CPU_SECONDS) if encoder else [(0, 0.0, 0.0)])[-1]
+            seconds = {step: first_seconds + mean for step, mean, _ in mean_curve(record, CPU_SECONDS)}
             points = [point for point in mean_curve(record, VALIDATION) if point[0] in seconds]
             steps = [step for step, _, _ in points]
-            _draw_means(panels[0], steps, points, record, number, marker=".")
+            _draw_means(panels[0], [first + step for step in steps], points, record, number, marker=".")
             _draw_means(panels[1], [seconds[step] for step in steps], points, record, number, marker=".")
         for axes, what in zip(panels, ("training episodes", "CPU seconds of training episodes"), strict=True):
             axes.set(xscale="log", xlabel=what)

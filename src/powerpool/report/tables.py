@@ -206,7 +206,8 @@ def _episode_cells(group: Group, row: Row) -> dict[str, str]:
     half = None if row.interval is None else f"{(row.interval[1] - row.interval[0]) / 2:.2f}"
     own, before = get_count(record, "training", "episodes"), get_count(record, "pretraining", "episodes")
     budget = MISSING if own is None else str(own)
-    cpu, speed = (mean_of([getattr(one, name) for one in results]) for name in ("cpu_seconds", "episodes_per_second"))
+    encoder = group.encoder_of(record)
+    speed = mean_of([one.episodes_per_second for one in results])
     return {
         "method": record.method,
         "ours": _emphasize_best(group, row, _spread(f"{record.mean:.2f}", half)),
@@ -219,10 +220,15 @@ def _episode_cells(group: Group, row: Row) -> dict[str, str]:
         "validation": format_decimals(row.validation),
         "chosen": count_chosen(record) or MISSING,
         "training episodes": budget if before is None else f"{before} + {budget}",
-        "CPU seconds": MISSING if cpu is None else f"{cpu:.0f}",
+        "CPU seconds": " + ".join(_cpu_seconds(one) for one in (encoder, record) if one),
         "episodes/s": MISSING if own is None else format_decimals(speed),
         "seconds": _seconds(record),
     }
+
+
+def _cpu_seconds(record: RunRecord) -> str:
+    found = mean_of([getattr(result, "cpu_seconds", None) for result in record.results])
+    return MISSING if found is None else f"{found:.0f}"
 
 
 def _baseline_cells(group: Group, row: Row) -> dict[str, str]:
