@@ -29,7 +29,7 @@ from powerpool.report.plots import (
     draw_values,
     mean_curve,
 )
-from powerpool.report.tables import make_table
+from powerpool.report.tables import MISSING, make_table
 from powerpool.runs.record import Confusion, RunRecord
 from tests.report.samples import (
     confused,
@@ -211,13 +211,22 @@ def test_a_method_that_starts_from_an_encoder_begins_where_its_training_ends(tmp
     first = episode_run("NCM(x+L)", RIGHT, result={"curves": own, "cpu_seconds": 30.0}, config=training)
     config = {**training, "pretraining": start}
     then = episode_run("SoSN(x)+Enc", RIGHT, result={"curves": own, "cpu_seconds": 40.0}, config=config)
-    drawn = []
-    monkeypatch.setattr(plots, "_draw_means", lambda axes, places, points, record, number, marker: drawn.append(places))
+    drawn = {}
+
+    def noted(axes: Any, places: Any, points: Any, record: RunRecord, number: int, marker: str) -> None:
+        drawn.setdefault(record.method, []).append(places)
+
+    monkeypatch.setattr(plots, "_draw_means", noted)
     group = only(first, then)
     assert draw_costs(group, tmp_path / "a.svg")
-    assert drawn == [[250, 500], [10, 20], [750, 1000], [30, 40]]
+    assert drawn == {"NCM(x+L)": [[250, 500], [10, 20]], "SoSN(x)+Enc": [[750, 1000], [30, 40]]}
     table = make_table(group)
     cells = dict(zip(table.headings, table.rows[1], strict=True))
     assert (cells["training episodes"], cells["CPU seconds"]) == ("500 + 500", "30 + 40")
     other = replace(then, config={**config, "pretraining": {**start, "episodes": 400}})  # of another training
-    assert only(first, other).encoder_of(other) is None
+    group = only(first, other)
+    assert group.encoder_of(other) is None
+    table = make_table(group)
+    assert dict(zip(table.headings, table.rows[1], strict=True))["CPU seconds"] == f"{MISSING} + 40"
+    without = episode_run("NCM(x+L)", RIGHT, config=training)  # as recorded by version 0.1
+    assert draw_costs(only(without, then), tmp_path / "b.svg")

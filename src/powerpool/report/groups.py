@@ -112,7 +112,10 @@ class Group:
         return next((row for row in self.rows if row.record.method == method), None)
 
     def encoder_of(self, record: RunRecord) -> RunRecord | None:
-        """Return the record of the trainings whose encoders a method starts from; None if they are not in the table."""
+        """Return the record of the trainings whose encoders a method starts from; None if they are not in the table.
+
+        They are found by their data, method and number of episodes.
+        """
         part, data, method = (get_setting(record, "pretraining", name) for name in ("part", "data", "method"))
         row = self.find(str(method)) if part == "encoder" and data == self.data else None
         episodes = get_count(record, "pretraining", "episodes")

@@ -107,8 +107,7 @@ def draw_curves(group: Group, path: Path) -> bool:
 def draw_costs(group: Group, path: Path) -> bool:
     """Draw validation accuracy against training episodes and CPU seconds, with a band of one standard deviation.
 
-    A method that starts from the encoder of another one begins where that one ends, if that one is in the table. False
-    without CPU seconds.
+    A curve begins where the training of its encoder ends, if that is in the table. False without CPU seconds.
     """
     known = [(number, record) for number, record in enumerate(group.records) if mean_curve(record, CPU_SECONDS)]
     if not known:
@@ -118,7 +117,8 @@ def draw_costs(group: Group, path: Path) -> bool:
         panels = figure.subplots(1, 2, sharey=True)
         for number, record in known:
             encoder = group.encoder_of(record)
-            first, first_seconds, _ = (mean_curve(encoder, CPU_SECONDS) if encoder else [(0, 0.0, 0.0)])[-1]
+            before = mean_curve(encoder, CPU_SECONDS) if encoder else []
+            first, first_seconds, _ = before[-1] if before else (0, 0.0, 0.0)
             seconds = {step: first_seconds + mean for step, mean, _ in mean_curve(record, CPU_SECONDS)}
             points = [point for point in mean_curve(record, VALIDATION) if point[0] in seconds]
             steps = [step for step, _, _ in points]

@@ -206,7 +206,7 @@ def _episode_cells(group: Group, row: Row) -> dict[str, str]:
     half = None if row.interval is None else f"{(row.interval[1] - row.interval[0]) / 2:.2f}"
     own, before = get_count(record, "training", "episodes"), get_count(record, "pretraining", "episodes")
     budget = MISSING if own is None else str(own)
-    encoder = group.encoder_of(record)
+    cpu = _cpu_seconds(record)
     speed = mean_of([one.episodes_per_second for one in results])
     return {
         "method": record.method,
@@ -220,14 +220,14 @@ def _episode_cells(group: Group, row: Row) -> dict[str, str]:
         "validation": format_decimals(row.validation),
         "chosen": count_chosen(record) or MISSING,
         "training episodes": budget if before is None else f"{before} + {budget}",
-        "CPU seconds": " + ".join(_cpu_seconds(one) for one in (encoder, record) if one),
+        "CPU seconds": cpu if before is None or cpu == MISSING else f"{_cpu_seconds(group.encoder_of(record))} + {cpu}",
         "episodes/s": MISSING if own is None else format_decimals(speed),
         "seconds": _seconds(record),
     }
 
 
-def _cpu_seconds(record: RunRecord) -> str:
-    found = mean_of([getattr(result, "cpu_seconds", None) for result in record.results])
+def _cpu_seconds(record: RunRecord | None) -> str:
+    found = mean_of([getattr(result, "cpu_seconds", None) for result in record.results]) if record else None
     return MISSING if found is None else f"{found:.0f}"
 
 

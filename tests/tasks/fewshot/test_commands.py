@@ -206,6 +206,9 @@ def test_bad_examples_and_images_are_refused_or_skipped(trained, examples, capsy
     out, err = capsys.readouterr()
     assert "broken.png" in err
     assert "broken.png" not in out
+    (examples / "examples" / "bar00" / "0.png").write_bytes(b"damaged")
+    assert run(*predict, examples / "examples", examples / "new", "--corrupt", "skip") == 0
+    assert "0.png" in capsys.readouterr().err
 
 
 def test_files_beside_the_examples_are_named(trained, examples, capsys):

@@ -13,7 +13,7 @@ from powerpool.cli.reproduce import reproduce
 from powerpool.data.layouts import EXHIBITIONS
 from powerpool.errors import ArgumentError
 from powerpool.runs import scheduler
-from powerpool.runs.config import read_recipe
+from powerpool.runs.config import read_recipe, recipe_names
 from powerpool.runs.record import RunRecord
 from powerpool.tasks.base import run_chain
 from powerpool.tasks.fewshot.config import FewShotConfig
@@ -148,6 +148,13 @@ def test_a_transductive_test_of_finished_trainings_has_its_own_record(copy, done
         assert other.results[0].validation == record.results[0].validation
 
 
+def test_a_test_that_is_transductive_already_is_not_repeated(own, tmp_path):
+    recipe = tmp_path / "transductive.yaml"
+    recipe.write_text(SMALL.replace("count: 6", "count: 6, transductive: true"))
+    records = run(tmp_path / "out", recipe, data=[str(own)], methods=TWO[:1], transductive=True)
+    assert [protocol for _, _, protocol in records] == ["2-way-1-shot-transductive"]
+
+
 def test_other_settings_shots_and_images_never_mix_with_earlier_results(copy, tmp_path, own, small):
     files = results(copy)
     changed = tmp_path / "changed.yaml"
@@ -196,7 +203,8 @@ def test_a_refused_command_leaves_no_folder(own, small, tmp_path, capsys):
 @pytest.mark.parametrize(
     "name, problem", [("open_mic", "p1->p2"), ("open_mic", "shn"), ("flower102", None), ("food101", None)]
 )
-def test_recipes_of_the_paper_run_in_quick_form(name, problem, tmp_path):
+def test_data_sets_of_the_paper_run_in_quick_form_by_their_recipes(name, problem, tmp_path):
+    assert f"fewshot/{name}" in recipe_names()
     if problem is None:
         write_folder(tmp_path / name, classes=83)  # 64, 16 and 3
     else:
@@ -215,5 +223,6 @@ def test_recipes_of_the_paper_run_in_quick_form(name, problem, tmp_path):
     (record,) = reproduce(options, report=False).records
     assert record.data == (f"{name}-{problem.replace('->', '-to-')}" if problem else name)
     assert record.config["images"]["test"] == {"p1->p2": 54, "shn": 18, None: 18}[problem]
+    assert record.config["training"]["learning_rate"] == (1e-4 if problem else 1e-3)  # quick recipes leave it as it is
     (result,) = record.results
     assert len(result.right) == 20

@@ -188,11 +188,15 @@ def test_an_image_of_many_episodes_is_encoded_once(data, method, monkeypatch):
     episodes = draw_episodes(bank, training.config.test, 20)
     encode, encoded = network.encode, []
     monkeypatch.setattr(network, "encode", lambda images: (encoded.append(len(images)), encode(images))[1])
+    monkeypatch.setattr("powerpool.tasks.fewshot.training.IMAGES", 7)  # several parts, of which the last is smaller
     once = run_episodes(network, bank, episodes)
     drawn = torch.cat([part.flatten() for one in episodes for part in (one.support, one.query)])
-    assert sum(encoded) == len(drawn.unique()) < len(drawn)
+    example, *parts = encoded
+    assert example == 1  # tells the size
+    assert set(parts[:-1]) == {7}
+    assert sum(parts) == len(drawn.unique()) < len(drawn)
     encoded.clear()
-    monkeypatch.setattr("powerpool.tasks.fewshot.training.ENCODED", 0)  # maps of that size are not kept
+    monkeypatch.setattr("powerpool.tasks.fewshot.training.LARGEST_MAPS", 0)
     each_time = run_episodes(network, bank, episodes)
     assert sum(encoded) >= len(drawn)
     assert once.right == each_time.right
@@ -251,9 +255,10 @@ def test_training_uses_no_test_image(data):
     seen = []
     training = make(watched(data, seen), training={"episodes": 2, "settling_episodes": 3, "validation_episodes": 4})
     training.run()
-    # Support and queries of two training episodes and of three for batch-norm statistics; the images of all validation
-    # episodes are encoded at once.
-    assert seen == ["train"] * 10 + ["validation"]
+    # Support and queries of two training episodes and of three for batch-norm statistics; then the images of all
+    # validation episodes together.
+    assert seen[:10] == ["train"] * 10
+    assert set(seen[10:]) == {"validation"}
 
 
 def test_batch_norm_statistics_are_means_over_training_episodes(data):

@@ -255,7 +255,7 @@ class FewShotConfig:
         return protocol_name(self.test)
 
     def with_test(self, way: int, transductive: bool) -> FewShotConfig:
-        """Return the same settings with another test of the same training."""
+        """Return the settings with another number of test classes, and with these batch-norm statistics in the test."""
         return replace(self, test=replace(self.test, way=way, transductive=transductive))
 
 

@@ -14,8 +14,7 @@ from powerpool.curves.base import EXTRA_STATE
 from powerpool.data import FewShotSet, ImageBank, ImageSplit, Splits, list_images, load_fewshot, load_images
 from powerpool.data.banks import Resize, read_bank
 from powerpool.data.images import Corrupt
-from powerpool.data.layouts import is_open_mic
-from powerpool.errors import ArgumentError, RecordError
+from powerpool.errors import RecordError
 from powerpool.runs.config import read_recipe
 from powerpool.runs.folder import CONFIG, MODEL, DataIdentity, build_network, is_data_of, read_identity, read_model
 from powerpool.runs.typed import Json
@@ -73,7 +72,7 @@ class ImageFormat:
         first, *others = images.splits.values()
         every = sum(others, start=first)
         bank = self.read(every, images.classes, corrupt)
-        remarks = [*images.remarks, *describe_unreadable({*every.names} - {*bank.names})]
+        remarks = [*images.remarks, *describe_unreadable(every.names, bank.names)]
         return bank.centred() if self.centred else bank, images.name, remarks
 
 
@@ -220,10 +219,7 @@ def run_test(
     start = time.perf_counter()
     drawn = draw_episodes(bank, episodes, episodes.count)
     network, transductive = model.network.to(require_device(device)), episodes.transductive
-    what = f"test episodes, {episodes.way}-way"
-    scores = run_episodes(
-        network, bank, drawn, device, transductive=transductive, watch=lambda done: watch(what, done, len(drawn))
-    )
+    scores = run_episodes(network, bank, drawn, device, transductive=transductive, watch=watch)
     seconds = time.perf_counter() - start
     return EpisodeTest(scores, episode_spectrum(network, bank, drawn, device, transductive=transductive), seconds)
 
@@ -268,11 +264,6 @@ def _read_other(
     bank, name, remarks = model.images.read_all(
         str(options.data), root, download=options.download, corrupt=options.corrupt
     )
-    if is_open_mic(bank.names):
-        raise ArgumentError(
-            f"{options.data} is Open MIC, which is tested by its problems, not by all its classes. Train a run with "
-            "--data open_mic --problem, and evaluate it without --data."
-        )
     identity = read_identity(str(options.run))
     trained = identity is not None and identity.name == name
     remarks += [f"The network was trained on some of these classes of {name}."] if trained else []
@@ -281,9 +272,7 @@ def _read_other(
 
 def describe_skipped(data: FewShotSet) -> list[str]:
     """Return remarks about what was left out: images that could not be read, and files and folders without images."""
-    if not data.skipped:
-        return [*data.remarks]
-    return [*data.remarks, f"{len(data.skipped)} images cannot be read and were skipped, such as {data.skipped[0]}."]
+    return [*data.remarks, *describe_unreadable(data.skipped)]
 
 
 # ---- predict ---------------------------------------------------------------------------------------------------------
@@ -297,7 +286,7 @@ def predict(options: PredictOptions) -> Predictions:
     support = [bank.batch((bank.targets == label).nonzero().flatten()) for label in labels]
     files = list_images(options.images)
     queries = model.images.read(files, (), options.corrupt)
-    remarks += describe_unreadable({*files.names} - {*queries.names})
+    remarks += describe_unreadable(files.names, queries.names)
     queries = replace(queries, mean=bank.mean)  # of the examples: the queries may all be of one class
     scores = model.scores(support, queries.batch(torch.arange(len(queries))))
     classes = [bank.classes[label] for label in labels]

@@ -160,7 +160,8 @@ class ReproduceOptions(base.ReproduceOptions):
             is ignored. For the study features: pools, such as FOP and SOP+SpecGamma
         shots: numbers of support images, with a training for each; default: that of the recipe
         ways: numbers of test classes, with one training for all; default: that of the recipe
-        transductive: also test each training with the batch-norm statistics of the test episode
+        transductive: also test each training with the batch-norm statistics of the test episode; validation selects
+            its weights as without this test
         seeds: of weights and training episodes, with a training for each; default: that of the recipe. For the study
             features: of test episodes; default: 0 1 2 3 4
         study: pretraining compares each method with and without a training on another data set before. features
@@ -196,13 +197,10 @@ class ReproduceOptions(base.ReproduceOptions):
         if self.source and self.study != "pretraining":
             raise ArgumentError("--source needs --study pretraining: no other training uses a second data set.")
         if self.problems and self.study == "features":
-            raise ArgumentError(
-                "--problems and --study features exclude each other: problems divide Open MIC for trainings."
-            )
+            raise ArgumentError("--problems has no effect in --study features, which trains nothing: leave it out.")
         if self.transductive and self.study == "features":
             raise ArgumentError(
-                "--transductive and --study features exclude each other: a frozen backbone keeps its batch-norm "
-                "statistics."
+                "--transductive has no effect in --study features, whose backbone is frozen: leave it out."
             )
         if self.backbone and self.study != "features":
             raise ArgumentError(

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from powerpool.console import TextTable
 from powerpool.data import Episodes
+from powerpool.data.store import join_some
 from powerpool.errors import ArgumentError
 from powerpool.runs.compare import proportion_interval, summarize
 from powerpool.runs.environment import environment
@@ -73,9 +74,10 @@ def describe_left_out(targets: Tensor, episodes: EpisodeConfig) -> list[str]:
     ]
 
 
-def describe_unreadable(names: Iterable[str]) -> list[str]:
-    """Return a remark about each image that was skipped because it cannot be read."""
-    return [f"skipped, not readable: {name}" for name in sorted(names)]
+def describe_unreadable(names: Iterable[str], kept: Iterable[str] = ()) -> list[str]:
+    """Return a remark about images that were skipped because they cannot be read: all but the ones that were kept."""
+    skipped = sorted({*names} - {*kept})
+    return [f"{len(skipped)} images cannot be read and were skipped: {join_some(skipped)}."] if skipped else []
 
 
 @dataclass(frozen=True)

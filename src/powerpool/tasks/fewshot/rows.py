@@ -43,14 +43,15 @@ def make_row(options: ReproduceOptions, config: FewShotConfig, data: FewShotSet)
             "seed draws other test classes. Change the seed of the recipe, and use another --out for each."
         )
     require_episodes(config, data, ways)
-    statistics = (config.test.transductive, config.test.transductive or options.transductive)
-    tests = [config.with_test(way, transductive) for transductive in statistics for way in ways]
+    statistics = [config.test.transductive]
+    if options.transductive and not config.test.transductive:
+        statistics.append(True)
     problem = "" if config.problem is None else f"-{config.problem.replace('->', '-to-')}"
     name = f"{data.name}{problem}"
     row = Row(
         configs=tuple(replace(config, seed=seed) for seed in seeds),
         data=data,
-        protocols=tuple(dict.fromkeys(test.protocol for test in tests)),
+        protocols=tuple(config.with_test(way, episode).protocol for episode in statistics for way in ways),
         method=config.model.method,
         data_name=name,
         settings={"data": name},

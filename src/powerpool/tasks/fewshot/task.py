@@ -2,7 +2,7 @@
 
 A network is trained by episodes of training classes, and its weights are selected by episodes of validation classes. It
 is tested in episodes of test classes; a protocol is the form of these episodes, such as "5-way-1-shot". One training
-serves protocols with different numbers of classes.
+serves protocols with different numbers of classes and with both kinds of batch-norm statistics.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from powerpool.data import Episode, Episodes, FewShotSet, ImageBank
 from powerpool.errors import NotFiniteError
 from powerpool.runs.record import Score, Spectrum
+from powerpool.tasks.base import Watch, ignore_progress
 from powerpool.tasks.fewshot.augmentation import Augmentation
 from powerpool.tasks.fewshot.config import EpisodeConfig, FewShotConfig
 from powerpool.tasks.fewshot.fitting import require_episodes
@@ -25,8 +26,9 @@ from powerpool.tasks.training import choose_precision, recompute_batch_norm, req
 
 VALIDATION_SEED, TEST_SEED = 1, 0
 """Seeds of episodes that are the same for every method and every training seed."""
-ENCODED = 2**28
-"""Values of feature maps that a test keeps, 1 GiB. Beyond it, images are encoded again in each episode."""
+LARGEST_MAPS = 2**29
+"""Values of feature maps that a test keeps, 2 GiB: 23,000 images of 84 pixels or 2,900 of 224. With more images, each
+episode encodes its own."""
 
 
 @dataclass(frozen=True)
@@ -290,28 +292,43 @@ class EncodedImages:
     """Feature maps of the images of some episodes. An image that many episodes draw is encoded once."""
 
     rows: Tensor
-    """Of the images, ascending."""
+    """Row of each image in its bank, ascending."""
     maps: Tensor
     """Shape (images, K, h, w)."""
 
     @classmethod
     def of_episodes(
-        cls, network: EpisodeNetwork, bank: ImageBank, episodes: Sequence[Episode], device: str = "cpu"
+        cls,
+        network: EpisodeNetwork,
+        bank: ImageBank,
+        episodes: Sequence[Episode],
+        device: str = "cpu",
+        watch: Watch = ignore_progress,
     ) -> EncodedImages | None:
-        """Encode all images; None if their maps exceed ``ENCODED`` values, or if images are rotated."""
+        """Encode all images; None if their maps exceed ``LARGEST_MAPS`` values, or if images are rotated."""
         if any(bool(episode.turns.any()) for episode in episodes):
             return None
+        first = episodes[0]
         rows = torch.cat([part.flatten() for episode in episodes for part in (episode.support, episode.query)]).unique()
-        maps: list[Tensor] = []
-        for part in rows.split(IMAGES):
-            maps.append(network.encode(bank.batch(part).to(device)))
-            if len(rows) * maps[0][0].numel() > ENCODED:
-                return None
-        return cls(rows, torch.cat(maps))
+        example = network.encode(bank.batch(rows[:1]).to(device))
+        if len(rows) * example.numel() > LARGEST_MAPS:
+            return None
+        maps = torch.empty(
+            (len(rows), *example.shape[1:]),
+            dtype=example.dtype,
+            device=example.device,
+            memory_format=torch.channels_last,  # as the encoder returns them
+        )
+        at_once = min(IMAGES, first.support.numel() + first.query.numel())  # no more memory than a whole episode takes
+        for start in range(0, len(rows), at_once):
+            part = rows[start : start + at_once]
+            maps[start : start + at_once] = network.encode(bank.batch(part).to(device))
+            watch("test images", start + len(part), len(rows))
+        return cls(rows, maps)
 
     def take(self, rows: Tensor) -> Tensor:  # shape: (*, K, h, w)
         """Return the maps of images."""
-        return self.maps[torch.searchsorted(self.rows, rows.contiguous())]
+        return self.maps[torch.searchsorted(self.rows, rows.contiguous())]  # of transposed rows it warns
 
 
 @torch.no_grad()
@@ -322,7 +339,7 @@ def run_episodes(
     device: str = "cpu",
     *,
     transductive: bool = False,
-    watch: Callable[[int], None] = lambda done: None,
+    watch: Watch = ignore_progress,
 ) -> EpisodeScores:
     """Test a network in episodes; it is left in evaluation mode.
 
@@ -332,11 +349,12 @@ def run_episodes(
         episodes: at least one, all of the same form.
         device: of the network.
         transductive: whether batch normalization uses the statistics of the episode.
-        watch: called with the number of finished episodes, after each.
+        watch: called with the progress.
     """
     right, losses = [], []
+    what = f"test episodes, {episodes[0].way}-way"
     with _evaluation(network, transductive):
-        encoded = None if transductive else EncodedImages.of_episodes(network, bank, episodes, device)
+        encoded = None if transductive else EncodedImages.of_episodes(network, bank, episodes, device, watch)
         for number, episode in enumerate(episodes, 1):
             if encoded is None:
                 logits, targets = compare_queries(network, bank, episode, device)
@@ -345,7 +363,7 @@ def run_episodes(
                 targets = true_classes(episode, device)
             right.append(int((logits.argmax(1) == targets).sum()))
             losses.append(float(network.loss(logits, targets)))
-            watch(number)
+            watch(what, number, len(episodes))
     return EpisodeScores(tuple(right), episodes[0].way * episodes[0].queries, math.fsum(losses) / len(losses))
 
 
