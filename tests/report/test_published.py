@@ -30,7 +30,7 @@ ROOT = Path(__file__).parents[2]
 FOLDERS = (
     *("graph", "graph-sets", "graph-protocols"),
     *("vision", "vision-alexnet", "vision-finetuned", "vision-vit", "vision-convnext"),
-    *("fewshot", "fewshot-omniglot", "fewshot-miniimagenet", "fewshot-features", "fewshot-pretraining"),
+    *("fewshot", "fewshot-omniglot", "fewshot-features", "fewshot-pretraining"),
 )
 GRAPHS = ("MUTAG", "PTC_MR", "PROTEINS", "NCI1")
 READOUTS = ("GIN0", "SOP", "SOP+SigmE", "SOP+NewtonSchulz", "SOP+SpecMaxExpF")
@@ -112,9 +112,6 @@ def test_records_have_the_settings_of_the_recipe(folder: str) -> None:
             kinds = {"similarity": "sosn", "nearest-mean": "prototypes"}
             kind = FEWSHOT_METHODS[record.config["model"]["method"]].kind
             name = f"fewshot/omniglot-{kinds.get(kind, 'first-order')}.yaml"
-        if folder == "fewshot-miniimagenet":
-            compares_pairs = FEWSHOT_METHODS[record.config["model"]["method"]].kind in ("relation", "similarity")
-            name = f"fewshot/miniimagenet100-{'comparison' if compares_pairs else 'prototypes'}.yaml"
         if folder == "fewshot-features":
             name = "fewshot/features.yaml"
         if folder == "graph-protocols":
