@@ -13,6 +13,7 @@ from torch import nn
 from powerpool.data import EpisodeError, Episodes, ImageBank
 from powerpool.errors import NotFiniteError
 from powerpool.runs.folder import load_state, save_state
+from powerpool.tasks.fewshot.model import MEAN_DISTANCE
 from powerpool.tasks.fewshot.training import (
     TEST_SEED,
     Training,
@@ -69,6 +70,33 @@ def test_a_resumed_training_equals_one_that_was_not_stopped(data, tmp_path, meth
     assert_same(whole, resumed)
 
 
+CURVES = ["", "+SigmE", "+AsinhE", "+SpecMaxExpF", "+SpecGamma"]
+
+
+@pytest.mark.parametrize("curve", CURVES)
+def test_the_first_episode_of_every_curve_has_distances_of_the_same_mean(data, curve):
+    training = make(data, f"NCM(x+L){curve}", training={"learning_rate": 1e-9})
+    training._step()
+    with torch.no_grad():
+        logits, _ = compare_queries(training.network.train(), training.train, training.episodes[0])
+    assert float(logits.mean()) == pytest.approx(-MEAN_DISTANCE, rel=1e-3)
+
+
+def test_a_given_temperature_and_that_of_other_weights_are_kept(data):
+    given = make(data, "NCM(x+L)+SigmE", model={"temperature": 3.0}, training={"learning_rate": 1e-9})
+    weights = given.network.state_dict()
+    started = Training(small_config("NCM(x+L)+SigmE", training={"learning_rate": 1e-9}), data, weights)
+    for training in (given, started):
+        training._step()
+        assert float(training.network.log_scale.detach()) == pytest.approx(-math.log(3), abs=1e-6)
+
+
+def test_equal_images_leave_the_temperature_as_it_is(data):
+    network = make(data, "NCM(x+L)").network
+    network.set_temperature(torch.zeros(4, 2))
+    assert float(network.log_scale.detach()) == 0
+
+
 @pytest.mark.parametrize("method, least", [("NCM(x+L)+SigmE", 65), ("PrototypicalNet", 85)])  # chance is 50
 def test_stripes_are_learnt(data, method, least):
     training = make(data, method, training={"episodes": 60, "validate_every": 20, "validation_episodes": 20})
@@ -117,7 +145,8 @@ def test_the_learning_rate_falls_along_a_cosine(data):
 @pytest.mark.parametrize("method", ["NCM(x+L)+SigmE", "SoSN(x)+SigmE", "RelationNet"])
 @pytest.mark.parametrize("loss", ["mse", "cross-entropy"])
 def test_the_loss_can_be_chosen_and_episodes_be_wider_than_in_the_test(data, method, loss):
-    training = make(data, method, training={"loss": loss, "way": 4, "validation_episodes": 0, "validate_every": 1})
+    settings = {"loss": loss, "way": 4, "validation_episodes": 0, "validate_every": 1}
+    training = make(data, method, training=settings, model={"temperature": 1.0})
     network = copy.deepcopy(training.network).train()
     with torch.no_grad():
         logits, targets = compare_queries(network, data["train"], training.episodes[0])

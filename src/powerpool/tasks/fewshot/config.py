@@ -38,7 +38,8 @@ class ModelConfig:
         pivots: pivots of the spatial coordinates; Z pivots add 2 Z channels
         sigma: width of the spatial coordinates
         alpha: weight of the spatial coordinates
-        temperature: initial value of what nearest-mean methods divide squared distances by; it is learnt
+        temperature: initial value of what nearest-mean methods divide squared distances by; it is learnt. Default: what
+            makes the mean logit of the first training episode -5, whatever the curve
         padding: pad the convolutions that compare matrices, and start linear layers with the weights of PyTorch, as in
             version 0.1; default: the networks of Relation Net and SoSN as their authors publish them
     """
@@ -54,14 +55,15 @@ class ModelConfig:
     pivots: int = 5
     sigma: float = 0.5
     alpha: float = 0.5
-    temperature: float = 1.0
+    temperature: float | None = None
     padding: bool = False
 
     def __post_init__(self) -> None:
         require_choice(self.method, tuple(FEWSHOT_METHODS), "model.method")
         if self.hidden < 2 or self.hidden % 2:
             raise ArgumentError(f"model.hidden must be an even number, at least 2 (got {self.hidden}).")
-        require_above(0, "model", temperature=self.temperature)
+        if self.temperature is not None:
+            require_above(0, "model", temperature=self.temperature)
         FEWSHOT_METHODS[self.method].require_settings(self.method, self, "model")
 
 

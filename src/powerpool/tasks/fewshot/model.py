@@ -19,6 +19,8 @@ from powerpool.tasks.methods import FEWSHOT_METHODS
 from powerpool.tasks.pooling import FeatureSet, Normalization, normalization_of
 from powerpool.vectorize import to_vector
 
+MEAN_DISTANCE = 5.0
+"""Mean squared distance of queries and classes, divided by the temperature, at the start of a training."""
 UNITS = 8
 """Hidden units after the convolutions of a similarity network."""
 PAIRS, IMAGES = 256, 256
@@ -273,13 +275,20 @@ class NearestMean(DistanceNetwork):
         super().__init__(config, channels)
         self.descriptor = make_descriptor(config)
         self.grid = Grid(config, side)
-        self.log_scale = nn.Parameter(torch.tensor(-math.log(config.temperature)))
+        self.log_scale = nn.Parameter(torch.tensor(-math.log(config.temperature or 1.0)))
 
     def vectors(self, maps: Tensor) -> Tensor:
         return to_vector(self.descriptor.query_matrix(maps.flatten(2), self.grid(maps)))
 
     def match(self, classes: Tensor, query: Tensor) -> Tensor:
         return super().match(classes, query) * self.log_scale.exp()
+
+    @torch.no_grad()
+    def set_temperature(self, logits: Tensor) -> None:
+        """Choose the temperature by the logits of an episode, because distances depend on the curve: 2 or 8000."""
+        mean = -float(logits.mean())
+        if mean > 0:
+            self.log_scale += math.log(MEAN_DISTANCE / mean)
 
 
 class Grid(nn.Module):

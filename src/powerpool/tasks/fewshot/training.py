@@ -20,7 +20,7 @@ from powerpool.tasks.base import Watch, ignore_progress
 from powerpool.tasks.fewshot.augmentation import Augmentation
 from powerpool.tasks.fewshot.config import EpisodeConfig, FewShotConfig
 from powerpool.tasks.fewshot.fitting import require_episodes
-from powerpool.tasks.fewshot.model import IMAGES, EpisodeNetwork, feature_sets, make_network, normalization
+from powerpool.tasks.fewshot.model import IMAGES, EpisodeNetwork, NearestMean, feature_sets, make_network, normalization
 from powerpool.tasks.pooling import FeatureSet, mean_spectrum, spread_out
 from powerpool.tasks.training import choose_precision, recompute_batch_norm, require_device, use_batch_statistics
 
@@ -115,6 +115,7 @@ class Training:
             self.network = make_network(config.model, config.channels, config.size)
         if weights is not None:
             self.network.load_state_dict({**self.network.state_dict(), **weights})
+        self.has_temperature = config.model.temperature is not None or "log_scale" in (weights or {})
         if training.loss is not None:
             self.network.loss_name = training.loss
         self.network.to(self.device)
@@ -153,6 +154,9 @@ class Training:
         self.network.train()
         try:
             episode = self.episodes[self.done]
+            if self.done == 0 and isinstance(self.network, NearestMean) and not self.has_temperature:
+                with torch.no_grad():
+                    self.network.set_temperature(compare_queries(self.network, self.train, episode, self.device)[0])
             logits, targets = compare_queries(self.network, self.train, episode, self.device, self.augmentation)
             loss = self.network.loss(logits, targets)
         except NotFiniteError as error:
