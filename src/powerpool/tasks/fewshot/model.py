@@ -288,7 +288,7 @@ class NearestMean(DistanceNetwork):
         """Choose the temperature by the logits of an episode, because distances depend on the curve: 2 or 8000."""
         mean = -float(logits.mean())
         if mean > 0:
-            self.log_scale += math.log(MEAN_DISTANCE / mean)
+            self.log_scale.add_(math.log(MEAN_DISTANCE / mean))
 
 
 class Grid(nn.Module):
