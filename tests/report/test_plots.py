@@ -226,6 +226,9 @@ def test_a_method_that_starts_from_an_encoder_begins_where_its_training_ends(tmp
     other = replace(then, config={**config, "pretraining": {**start, "episodes": 400}})  # of another training
     group = only(first, other)
     assert group.encoder_of(other) is None
+    drawn.clear()
+    assert draw_costs(group, tmp_path / "c.svg")
+    assert list(drawn) == ["NCM(x+L)"]
     table = make_table(group)
     assert dict(zip(table.headings, table.rows[1], strict=True))["CPU seconds"] == f"{MISSING} + 40"
     without = episode_run("NCM(x+L)", RIGHT, config=training)  # as recorded by version 0.1

@@ -107,9 +107,14 @@ def draw_curves(group: Group, path: Path) -> bool:
 def draw_costs(group: Group, path: Path) -> bool:
     """Draw validation accuracy against training episodes and CPU seconds, with a band of one standard deviation.
 
-    A curve begins where the training of its encoder ends, if that is in the table. False without CPU seconds.
+    A curve begins where the training of its encoder ends. A method that starts from a network outside the group is left
+    out, because its costs are not known. False without CPU seconds.
     """
-    known = [(number, record) for number, record in enumerate(group.records) if mean_curve(record, CPU_SECONDS)]
+    known = [
+        (number, record)
+        for number, record in enumerate(group.records)
+        if mean_curve(record, CPU_SECONDS) and (group.encoder_of(record) or "pretraining" not in record.config)
+    ]
     if not known:
         return False
 

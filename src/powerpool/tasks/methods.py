@@ -219,7 +219,12 @@ _EPISODE_NORMS = (
 FEWSHOT_METHODS: dict[str, Comparison] = {
     "RelationNet": Comparison(order="first", kind="relation"),
     "PrototypicalNet": Comparison(order="first", kind="prototype"),
-    **{_join("NCM(x+L)", name): Comparison(NORMS[name], kind="nearest-mean") for name in _EPISODE_NORMS},
+    **{
+        _join("NCM(x+L)", "SC" if coordinates else "", name): Comparison(
+            NORMS[name], coordinates=coordinates, kind="nearest-mean"
+        )
+        for coordinates, name in product((False, True), _EPISODE_NORMS)
+    },
     **{
         _join(f"SoSN({variant})", "SC" if coordinates else "", name): Comparison(
             NORMS[name], coordinates=coordinates, variant=VARIANTS[variant]

@@ -160,7 +160,7 @@ def test_unreadable_images_are_an_error_or_skipped_and_counted(images, tmp_path,
     command = ["train", "fewshot", "--data", damaged, *SMALL, "--out", tmp_path / "run"]
     assert "0.png" in refusal(capsys, *command)
     assert run(*command, "--corrupt", "skip") == 0
-    assert "1 images" in capsys.readouterr().err
+    assert "1 image was skipped" in capsys.readouterr().err
 
 
 # ---- predict ---------------------------------------------------------------------------------------------------------
@@ -316,6 +316,19 @@ def test_a_row_starts_every_seed_from_its_encoder(trained):
     }
     with pytest.raises(PowerPoolError, match="2 seeds"):
         with_encoders(row, [str(trained)] * 3)
+
+
+def test_encoders_of_one_row_have_the_same_budget(trained, tmp_path):
+    other = tmp_path / "other"
+    shutil.copytree(trained, other)
+    file = other / "config.yaml"
+    file.write_text(file.read_text().replace("episodes: 4", "episodes: 5", 1))
+    config = read_recipe(trained / "config.yaml", FewShotConfig)
+    data = TASK.load(config)
+    config = replace(config, train_classes=None, validation_classes=None, class_order=None)
+    row = make_row(ReproduceOptions(seeds=[0, 1]), with_method(config, "SoSN(x)", 1), data)
+    with pytest.raises(PowerPoolError, match="as many episodes"):
+        with_encoders(row, [str(trained), str(other)])
 
 
 def test_results_are_stored_by_the_encoder_that_their_seed_starts_from(trained, tmp_path):

@@ -220,6 +220,8 @@ def test_data_sets_of_the_paper_run_in_quick_form_by_their_recipes(name, problem
         quick=True,
         jobs=1,
     )
+    whole = replace(options, quick=False).read_config(name, problem)
+    assert whole.training.episodes == {"open_mic": 15_000, "flower102": 40_000, "food101": 200_000}[name]
     (record,) = reproduce(options, report=False).records
     assert record.data == (f"{name}-{problem.replace('->', '-to-')}" if problem else name)
     assert record.config["images"]["test"] == {"p1->p2": 54, "shn": 18, None: 18}[problem]

@@ -3,7 +3,7 @@ r"""Classifiers on the vectors of a few examples, computed from dot products alo
 With s examples and vectors of D = C(C+1)/2 numbers, s is far below D, and every classifier here is a linear combination
 of examples: the s x s dot products :math:`K` among examples and those of queries with examples are all that is needed.
 Leading dimensions are episodes, which are solved together: 1,000 episodes of 25 examples take 0.1 s with class means or
-ridge regression, and about 4 s with logistic regression.
+ridge regression, and about 3 s with logistic regression.
 
 - ``ncm``: the nearest class mean, :math:`s_{qc} = 2 \langle q, \mu_c \rangle - \lVert \mu_c \rVert^2`.
 - ``ridge``: regression to one-hot columns, with a bias.

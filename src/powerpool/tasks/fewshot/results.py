@@ -77,7 +77,8 @@ def describe_left_out(targets: Tensor, episodes: EpisodeConfig) -> list[str]:
 def describe_unreadable(names: Iterable[str], kept: Iterable[str] = ()) -> list[str]:
     """Return a remark about images that were skipped because they cannot be read: all but the ones that were kept."""
     skipped = sorted({*names} - {*kept})
-    return [f"{len(skipped)} images cannot be read and were skipped: {join_some(skipped)}."] if skipped else []
+    what = "1 image was" if len(skipped) == 1 else f"{len(skipped)} images were"
+    return [f"{what} skipped, not readable: {join_some(skipped)}."] if skipped else []
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,7 @@ def make_row(options: ReproduceOptions, config: FewShotConfig, data: FewShotSet)
     row = Row(
         configs=tuple(replace(config, seed=seed) for seed in seeds),
         data=data,
-        protocols=tuple(config.with_test(way, episode).protocol for episode in statistics for way in ways),
+        protocols=tuple(config.with_test(way, transductive).protocol for transductive in statistics for way in ways),
         method=config.model.method,
         data_name=name,
         settings={"data": name},
@@ -73,7 +73,14 @@ def with_encoders(row: FewShotRow, runs: Sequence[str]) -> FewShotRow:
     )
     for config in configs:  # before anything is trained
         read_pretrained(config, row.data)
-    first = read_recipe(Path(folders[0], CONFIG), FewShotConfig)
+    trained = [read_recipe(Path(folder, CONFIG), FewShotConfig) for folder in folders]
+    first = trained[0]
+    for folder, other in zip(folders, trained, strict=True):
+        if (other.model, other.training.episodes) != (first.model, first.training.episodes):
+            raise ArgumentError(
+                f"--pretrained runs must be of one method with equal settings of model and as many episodes: {folder} "
+                f"differs from {folders[0]}."
+            )
     identity = read_identity(folders[0])
     known = {
         "data": identity and identity.name,
@@ -87,14 +94,10 @@ def with_encoders(row: FewShotRow, runs: Sequence[str]) -> FewShotRow:
         method=_insert_after_name(row.method, "+Enc"),
         facts={
             **row.facts,
-            "pretrained": f"encoder of {first.model.method}, seeds {', '.join(_seed_of(folder) for folder in folders)}",
+            "pretrained": f"encoder of {first.model.method}, seeds {', '.join(str(one.seed) for one in trained)}",
             "pretraining": known,
         },
     )
-
-
-def _seed_of(run: str) -> str:
-    return str(read_recipe(Path(run, CONFIG), FewShotConfig).seed)
 
 
 def _insert_after_name(method: str, word: str) -> str:

@@ -26,8 +26,8 @@ from powerpool.tasks.training import choose_precision, recompute_batch_norm, req
 
 VALIDATION_SEED, TEST_SEED = 1, 0
 """Seeds of episodes that are the same for every method and every training seed."""
-LARGEST_MAPS = 2**29
-"""Values of feature maps that a test keeps, 2 GiB: 23,000 images of 84 pixels or 2,900 of 224. With more images, each
+LARGEST_MAPS = 2**28
+"""Values of feature maps that a test keeps, 1 GiB: 11,600 images of 84 pixels or 1,400 of 224. With more images, each
 episode encodes its own."""
 
 
