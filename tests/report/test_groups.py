@@ -55,11 +55,11 @@ def test_readouts_on_another_backbone_are_compared_with_its_mean() -> None:
     assert row.to_baseline == pytest.approx(3.0)
 
 
-def test_prototypical_net_is_the_baseline_where_relation_net_is_missing() -> None:
-    records = [episode_run(method, RIGHT) for method in ("NCM(x+L)", "PrototypicalNet", "RelationNet")]
-    assert only(*records).baseline == "RelationNet"
-    assert only(*records[:2]).baseline == "PrototypicalNet"
-    assert only(*records[:1]).baseline == "RelationNet"
+def test_another_first_order_network_is_the_baseline_where_relation_net_is_missing() -> None:
+    names = ("NCM(x+L)", "RelationNet+Enc", "PrototypicalNet", "RelationNet")
+    records = [episode_run(method, RIGHT) for method in names]
+    for count, baseline in ((4, "RelationNet"), (3, "PrototypicalNet"), (2, "RelationNet+Enc"), (1, "RelationNet")):
+        assert only(*records[:count]).baseline == baseline
 
 
 def test_second_record_of_a_row_is_refused() -> None:
