@@ -12,7 +12,7 @@ import powerpool as pp
 from powerpool.data import load_graphs
 from powerpool.tasks.base import run_chain
 from powerpool.tasks.fewshot.model import make_network, normalization
-from powerpool.tasks.fewshot.training import draw_episodes, episode_spectrum, run_episodes
+from powerpool.tasks.fewshot.testing import draw_episodes, episode_spectrum, run_episodes
 from powerpool.tasks.graph.task import TASK, make_fold
 from powerpool.tasks.pooling import FEWEST, MOST, VALUES, FeatureSet, Normalization, mean_spectrum, ranks, spread_out
 from tests.tasks.fewshot import samples as fewshot_samples

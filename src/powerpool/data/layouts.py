@@ -220,8 +220,8 @@ def arrange_open_mic(files: Iterable[str], problem: str | None, source: str) -> 
     known = (*OPEN_MIC_PAIRS, *EXHIBITIONS)
     if problem is None:
         raise ArgumentError(
-            f"{source} is Open MIC, which is divided by problems. Train on one, by problem='shn' or --problem shn, and "
-            f"evaluate the run. The problems are {', '.join(known)}."
+            f"{source} is Open MIC, which has a division for each of its problems. Name one when you train, by "
+            f"problem='shn' or --problem shn, and use that run afterwards. The problems are {', '.join(known)}."
         )
     images = {name: OPEN_MIC.fullmatch(name) for name in sorted(files) if is_image(name)}
     if not any(images.values()):

@@ -28,8 +28,9 @@ BASELINES = {"graph": "GIN0", "vision": "FOP", "fewshot": "RelationNet"}
 """The method that the others of a task are compared with."""
 FROZEN_BASELINE = "FOP+NCM"
 """The same for few-shot learning on frozen features."""
-FIRST_ORDER = ("PrototypicalNet", "RelationNet+Enc")
-"""The same for few-shot learning where the table has no Relation Net from random weights: the first that it has."""
+OTHER_BASELINES = ("PrototypicalNet", "RelationNet+Enc")
+"""The same for few-shot learning where the table has no Relation Net from random weights: the first of these.
+The second may start from the same encoder as the methods that are compared with it."""
 PROTOCOLS = {
     "validation-only": "validation selects the model, which is trained on the training part alone",
     "retrain": "validation selects the settings; the model is trained again on the training and validation parts",
@@ -131,8 +132,8 @@ def group_records(
 
     Args:
         records: at most one for each data set, protocol, backbone and method.
-        baseline: the method that the others are compared with; default: that of the task, or of few-shot learning
-            another first-order network where Relation Net is missing.
+        baseline: the method that the others are compared with; default: that of the task, or one of
+            ``OTHER_BASELINES``.
         order: of the methods; default: that of the task. Other methods follow by name.
     """
     found: dict[tuple[str, str, str, str], dict[str, RunRecord]] = {}
@@ -157,8 +158,8 @@ def group_records(
         known: Sequence[str] = tuple(METHODS[task])
         if task == "graph" and backbone:
             compared, *known = (name_in_tables(name, backbone) for name in (compared, *known))
-        if compared not in methods:
-            compared = next((name for name in FIRST_ORDER if name in methods), compared)
+        if task == "fewshot" and compared not in methods:
+            compared = next((name for name in OTHER_BASELINES if name in methods), compared)
         compared = baseline or compared
         names = sorted(methods, key=lambda name: _rank(name, known if order is None else order))
         rows = tuple(_make_row(methods[name], methods.get(compared)) for name in names)

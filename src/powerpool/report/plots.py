@@ -107,14 +107,15 @@ def draw_curves(group: Group, path: Path) -> bool:
 def draw_costs(group: Group, path: Path) -> bool:
     """Draw validation accuracy against training episodes and CPU seconds, with a band of one standard deviation.
 
-    A curve begins where the training of its encoder ends. A method that starts from a network outside the group is left
-    out, because its costs are not known. False without CPU seconds.
+    A curve begins where the training of its encoder ends. A method is left out if the CPU seconds of its training are
+    not known, or those of the network that it starts from. False if none is left.
     """
-    known = [
-        (number, record)
-        for number, record in enumerate(group.records)
-        if mean_curve(record, CPU_SECONDS) and (group.encoder_of(record) or "pretraining" not in record.config)
-    ]
+
+    def is_known(record: RunRecord) -> bool:
+        encoder = group.encoder_of(record) if "pretraining" in record.config else record
+        return encoder is not None and all(mean_curve(one, CPU_SECONDS) for one in (record, encoder))
+
+    known = [(number, record) for number, record in enumerate(group.records) if is_known(record)]
     if not known:
         return False
 

@@ -75,9 +75,9 @@ class Reproduction:
 
 
 def describe_reproduction(records: Sequence[RunRecord]) -> Reproduction:
-    """Collect code, versions, data and commands of records, each once."""
+    """Collect code, versions, data and commands of records, each once, in the order of the runs."""
     commits: dict[str, list[RunRecord]] = defaultdict(list)
-    for record in records:
+    for record in sorted(records, key=lambda one: one.environment.time or ""):  # one may start from another's models
         commits[record.environment.commit or ""].append(record)
     versions = _collect_versions(records)
     checkout = _checkout(next(iter(commits))) if len(commits) == 1 else []

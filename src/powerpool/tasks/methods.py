@@ -71,6 +71,8 @@ PARAMETERS = (
     *COORDINATES,
     "mean",
     "trace_power",
+    "temperature",
+    "padding",
 )
 """All settings that only some methods depend on."""
 
@@ -207,6 +209,12 @@ class Comparison(Method):
 
     kind: Literal["relation", "prototype", "similarity", "nearest-mean"] = "similarity"
     variant: Variant = "outer+L"
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """The settings that the method depends on."""
+        own = {"nearest-mean": ("temperature",), "similarity": ("padding",), "relation": ("padding",)}
+        return (*super().parameters, *own.get(self.kind, ()))
 
 
 VARIANTS: dict[str, Variant] = {"x": "outer", "x+L": "outer+L", "x+P": "outer+P"}

@@ -15,7 +15,7 @@ import torch
 
 from powerpool.cli.main import main
 from powerpool.cli.reproduce import chain_folder
-from powerpool.errors import PowerPoolError
+from powerpool.errors import ArgumentError, PowerPoolError
 from powerpool.runs.config import read_recipe
 from powerpool.runs.record import RunRecord
 from powerpool.tasks.fewshot.config import FewShotConfig
@@ -327,8 +327,25 @@ def test_encoders_of_one_row_have_the_same_budget(trained, tmp_path):
     data = TASK.load(config)
     config = replace(config, train_classes=None, validation_classes=None, class_order=None)
     row = make_row(ReproduceOptions(seeds=[0, 1]), with_method(config, "SoSN(x)", 1), data)
-    with pytest.raises(PowerPoolError, match="as many episodes"):
+    with pytest.raises(ArgumentError, match="one number of"):
         with_encoders(row, [str(trained), str(other)])
+    shutil.copy(trained / "config.yaml", file)
+    shutil.copytree(trained, tmp_path / "third")
+    (tmp_path / "third" / "data.json").write_text('{"name": "others", "digest": "0"}')
+    with pytest.raises(ArgumentError, match="one data set"):
+        with_encoders(row, [str(other), str(tmp_path / "third")])
+    file.write_text(file.read_text().replace("pretrained: null", "pretrained: /some/run", 1))
+    with pytest.raises(ArgumentError, match="another run"):
+        with_encoders(row, [str(other)])
+
+
+def test_an_encoder_of_a_problem_of_open_mic_is_found_by_the_name_in_the_tables(trained):
+    config = read_recipe(trained / "config.yaml", FewShotConfig)
+    data = TASK.load(config)
+    config = replace(config, train_classes=None, validation_classes=None, class_order=None)
+    row = make_row(ReproduceOptions(), with_method(config, "SoSN(x)", 1), data)
+    named = with_encoders(replace(row, data_name="bars-p1-to-p2"), [str(trained)])
+    assert named.facts["pretraining"]["data"] == "bars-p1-to-p2"
 
 
 def test_results_are_stored_by_the_encoder_that_their_seed_starts_from(trained, tmp_path):

@@ -102,6 +102,16 @@ def test_evaluate_without_a_run_fits_episodes_to_the_images(small_backbone, fold
     assert "Classes with fewer than 4 images are in no episode (1 of 6)" in capsys.readouterr().err
 
 
+def test_episodes_are_fitted_to_the_images_that_can_be_read(small_backbone, folder, tmp_path, capsys):
+    next(folder.glob("*/*.png")).write_bytes(b"damaged")
+    words = ["evaluate", "fewshot", "--data", folder, "--count", "20", "--out", tmp_path, *SMALL]
+    assert run(*words) == 2
+    assert run(*words, "--corrupt", "skip") == 0
+    found = json.loads((tmp_path / "evaluation.json").read_text())
+    assert found["test"] == {"way": 5, "shot": 1, "queries": 3, "count": 20, "transductive": False}
+    assert "24 test images" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     "words, shown",
     [

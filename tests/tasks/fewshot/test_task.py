@@ -153,6 +153,10 @@ def test_settings_hold_no_places(data):
 def test_settings_without_effect_and_skipped_images_are_remarked(data):
     (remark,) = TASK.remarks(small_config("SoSN(x)", model={"sigme_eta": 7.0}), data)
     assert "model.sigme_eta" in remark
+    (remark,) = TASK.remarks(small_config("PrototypicalNet", model={"temperature": 7.0, "padding": True}), data)
+    assert "model.temperature" in remark
+    assert "model.padding" in remark
+    assert TASK.remarks(small_config("NCM(x+L)", model={"temperature": 7.0}), data) == []
     assert TASK.data_remarks(data) == []
     (remark,) = TASK.data_remarks(replace(data, skipped=("a.png", "b.png")))
     assert "2 images" in remark

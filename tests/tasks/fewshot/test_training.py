@@ -13,15 +13,10 @@ from torch import nn
 from powerpool.data import EpisodeError, Episodes, ImageBank
 from powerpool.errors import NotFiniteError
 from powerpool.runs.folder import load_state, save_state
+from powerpool.tasks.fewshot.fitting import require_episodes
 from powerpool.tasks.fewshot.model import MEAN_DISTANCE
-from powerpool.tasks.fewshot.training import (
-    TEST_SEED,
-    Training,
-    compare_queries,
-    draw_episodes,
-    require_episodes,
-    run_episodes,
-)
+from powerpool.tasks.fewshot.testing import TEST_SEED, compare_queries, draw_episodes, run_episodes
+from powerpool.tasks.fewshot.training import Training
 from tests.tasks.fewshot.samples import assert_same_weights, small_config, stripe_set, stripes, without_validation
 
 
@@ -86,9 +81,10 @@ def test_a_given_temperature_and_that_of_other_weights_are_kept(data):
     given = make(data, "NCM(x+L)+SigmE", model={"temperature": 3.0}, training={"learning_rate": 1e-9})
     weights = given.network.state_dict()
     started = Training(small_config("NCM(x+L)+SigmE", training={"learning_rate": 1e-9}), data, weights)
-    for training in (given, started):
+    both = small_config("NCM(x+L)+SigmE", model={"temperature": 5.0}, training={"learning_rate": 1e-9})
+    for training, temperature in ((given, 3), (started, 3), (Training(both, data, weights), 5)):
         training._step()
-        assert float(training.network.log_scale.detach()) == pytest.approx(-math.log(3), abs=1e-6)
+        assert float(training.network.log_scale.detach()) == pytest.approx(-math.log(temperature), abs=1e-6)
 
 
 def test_equal_images_leave_the_temperature_as_it_is(data):
@@ -217,7 +213,7 @@ def test_an_image_of_many_episodes_is_encoded_once(data, method, monkeypatch):
     episodes = draw_episodes(bank, training.config.test, 20)
     encode, encoded = network.encode, []
     monkeypatch.setattr(network, "encode", lambda images: (encoded.append(len(images)), encode(images))[1])
-    monkeypatch.setattr("powerpool.tasks.fewshot.training.IMAGES", 7)  # several parts, of which the last is smaller
+    monkeypatch.setattr("powerpool.tasks.fewshot.testing.IMAGES", 7)  # several parts, of which the last is smaller
     once = run_episodes(network, bank, episodes)
     drawn = torch.cat([part.flatten() for one in episodes for part in (one.support, one.query)])
     example, *parts = encoded
@@ -225,7 +221,7 @@ def test_an_image_of_many_episodes_is_encoded_once(data, method, monkeypatch):
     assert set(parts[:-1]) == {7}
     assert sum(parts) == len(drawn.unique()) < len(drawn)
     encoded.clear()
-    monkeypatch.setattr("powerpool.tasks.fewshot.training.LARGEST_MAPS", 0)
+    monkeypatch.setattr("powerpool.tasks.fewshot.testing.LARGEST_MAPS", 0)
     each_time = run_episodes(network, bank, episodes)
     assert sum(encoded) >= len(drawn)
     assert once.right == each_time.right

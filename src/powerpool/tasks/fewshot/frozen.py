@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from powerpool.data import Episodes, ImageSplit, Splits, check_images, list_images, load_images
-from powerpool.data.episodes import FewShotListing, list_fewshot
+from powerpool.data.episodes import list_fewshot
 from powerpool.data.images import Corrupt
 from powerpool.tasks.base import Watch
 from powerpool.tasks.fewshot.classifiers import Classifier, Examples, choose, chosen_scores, class_scores
@@ -26,7 +26,7 @@ from powerpool.tasks.fewshot.results import (
     format_proportion,
     require_classes,
 )
-from powerpool.tasks.fewshot.training import TEST_SEED, EpisodeScores
+from powerpool.tasks.fewshot.testing import TEST_SEED, EpisodeScores
 from powerpool.tasks.options import take_fields
 from powerpool.tasks.predictions import Predictions
 
@@ -84,23 +84,8 @@ def run_on_products(
 # ---- evaluate --------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, eq=False)
-class FeatureData:
-    """The maps of a split and the class of each image."""
-
-    maps: Tensor  # shape: (n, K, C, h, w)
-    targets: Tensor  # shape: (n,)
-
-
-def read_split(
-    backbone: FrozenBackbone, listing: FewShotListing, split: str, corrupt: Corrupt, watch: Watch
-) -> tuple[FeatureData, list[str]]:
-    """Return the stored maps of a split, and a remark about each image that cannot be read."""
-    images, remarks = _readable(listing.splits[split], corrupt)
-    return FeatureData(store_maps(backbone, images, listing.digest(), split, watch), images.targets), remarks
-
-
-def _readable(split: ImageSplit, corrupt: Corrupt) -> tuple[ImageSplit, list[str]]:
+def readable(split: ImageSplit, corrupt: Corrupt) -> tuple[ImageSplit, list[str]]:
+    """Return the images that can be read, and remarks about the others."""
     if corrupt == "error":  # an image that cannot be read is an error where it is read
         return split, []
     kept, bad = check_images(split, corrupt)
@@ -111,18 +96,18 @@ def evaluate(options: EvaluateOptions, watch: Watch) -> FewShotEvaluation:
     """Test in episodes of the test classes of a data set, or of all classes of one without a usual division."""
     config = take_fields(options, FeatureConfig)
     listing = list_fewshot(str(options.data), options.data_root, download=options.download, whole=True)
-    targets = listing.splits["test"].targets
-    episodes = fill_episodes(options, targets)
-    left_out = describe_left_out(targets, episodes)  # before the features are computed
+    images, remarks = readable(listing.splits["test"], options.corrupt)
+    episodes = fill_episodes(options, images.targets)
+    left_out = describe_left_out(images.targets, episodes)
+    drawn = DrawnEpisodes.draw(images.targets, episodes)  # episodes that cannot be filled fail before the features
     which = "test classes" if listing.has_usual_splits else "all classes"
     backbone = FrozenBackbone(config, download=options.download)
-    found, remarks = read_split(backbone, listing, "test", options.corrupt, watch)
+    maps = store_maps(backbone, images, listing.digest(), "test", watch)
     start = time.perf_counter()
-    drawn = DrawnEpisodes.draw(found.targets, episodes)
-    scores = run_on_products(dot_products(config, found.maps, watch), drawn, config.fixed_classifier)
+    scores = run_on_products(dot_products(config, maps, watch), drawn, config.fixed_classifier)
     tested = EpisodeTest(scores, None, time.perf_counter() - start)
     method = f"{config.method}, {config.fixed_classifier or 'classifier by leave-one-out'}, of {config.backbone}"
-    few = describe_few_images(scores.accuracy, len(found.targets))
+    few = describe_few_images(scores.accuracy, len(images.targets))
     return FewShotEvaluation(
         method, f"{which} of {listing.name}", episodes, tested, (*listing.listing.remarks, *remarks, *left_out, *few)
     )
@@ -146,9 +131,9 @@ def predict(options: PredictOptions, watch: Watch) -> Predictions:
     config = take_fields(options, FeatureConfig)
     found = load_images(options.support, splits=Splits(validation=0.0, test=0.0), nested=True)
     first, *others = found.splits.values()
-    examples, bad_examples = _readable(sum(others, start=first), options.corrupt)
+    examples, bad_examples = readable(sum(others, start=first), options.corrupt)
     labels = require_classes(examples.targets, options.support)
-    queries, bad_queries = _readable(list_images(options.images), options.corrupt)
+    queries, bad_queries = readable(list_images(options.images), options.corrupt)
     backbone = FrozenBackbone(config, download=options.download)
     vectors = pool_images(config, backbone, examples, "example images", watch)
     origin = vectors.mean(0)  # vectors are nearly parallel: without their common part, float32 tells them apart

@@ -30,7 +30,7 @@ from powerpool.tasks.fewshot.results import (
     describe_unreadable,
     require_classes,
 )
-from powerpool.tasks.fewshot.training import draw_episodes, episode_spectrum, run_episodes
+from powerpool.tasks.fewshot.testing import draw_episodes, episode_spectrum, run_episodes
 from powerpool.tasks.pooling import FeatureSource, Samples
 from powerpool.tasks.predictions import Predictions
 from powerpool.tasks.training import require_device

@@ -197,7 +197,9 @@ class ReproduceOptions(base.ReproduceOptions):
         if self.source and self.study != "pretraining":
             raise ArgumentError("--source needs --study pretraining: no other training uses a second data set.")
         if self.problems and self.study == "features":
-            raise ArgumentError("--problems has no effect in --study features, which trains nothing: leave it out.")
+            raise ArgumentError(
+                "--study features needs validation classes, and problems of Open MIC have none: leave out --problems."
+            )
         if self.transductive and self.study == "features":
             raise ArgumentError(
                 "--transductive has no effect in --study features, whose backbone is frozen: leave it out."

@@ -17,7 +17,7 @@ from powerpool.runs.record import Spectrum
 from powerpool.runs.typed import Json, to_json
 from powerpool.tasks.base import Evaluation
 from powerpool.tasks.fewshot.config import EpisodeConfig
-from powerpool.tasks.fewshot.training import EpisodeScores
+from powerpool.tasks.fewshot.testing import EpisodeScores
 
 FEW_IMAGES = 200
 """Test images below which the interval over episodes is misleading: episodes draw the same images again and again."""

@@ -74,16 +74,22 @@ def with_encoders(row: FewShotRow, runs: Sequence[str]) -> FewShotRow:
     for config in configs:  # before anything is trained
         read_pretrained(config, row.data)
     trained = [read_recipe(Path(folder, CONFIG), FewShotConfig) for folder in folders]
-    first = trained[0]
+    first, identity = trained[0], read_identity(folders[0])
     for folder, other in zip(folders, trained, strict=True):
-        if (other.model, other.training.episodes) != (first.model, first.training.episodes):
+        if other.pretrained is not None:
             raise ArgumentError(
-                f"--pretrained runs must be of one method with equal settings of model and as many episodes: {folder} "
-                f"differs from {folders[0]}."
+                f"--pretrained {folder} started from the weights of another run itself, so that its own costs do not "
+                "cover all of its training. Use runs that started from random weights."
             )
-    identity = read_identity(folders[0])
+        same = (other.model, other.training.episodes) == (first.model, first.training.episodes)
+        if not same or read_identity(folder) != identity:
+            raise ArgumentError(
+                "--pretrained runs must have one data set, one method with equal settings of model, and one number of "
+                f"training episodes: {folder} differs from {folders[0]}."
+            )
+    is_same_data = identity is not None and identity.digest == row.data.digest
     known = {
-        "data": identity and identity.name,
+        "data": row.data_name if is_same_data else identity and identity.name,
         "method": first.model.method,
         "part": "encoder",
         "episodes": first.training.episodes,

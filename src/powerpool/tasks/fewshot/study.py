@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import product
 
 from torch import Tensor
 
-from powerpool.data import EpisodeError, Episodes
+from powerpool.console import print_note
+from powerpool.data import EpisodeError, Episodes, ImageSplit
 from powerpool.data.episodes import FewShotListing, list_fewshot
 from powerpool.errors import ArgumentError
 from powerpool.runs.environment import environment
@@ -18,9 +18,9 @@ from powerpool.tasks.base import Watch
 from powerpool.tasks.fewshot.classifiers import PENALTIES, Classifier, Kind
 from powerpool.tasks.fewshot.config import EpisodeConfig, protocol_name
 from powerpool.tasks.fewshot.feature_config import FeatureStudyConfig
-from powerpool.tasks.fewshot.features import FrozenBackbone, dot_products
-from powerpool.tasks.fewshot.frozen import DrawnEpisodes, FeatureData, read_split, run_on_products
-from powerpool.tasks.fewshot.training import VALIDATION_SEED
+from powerpool.tasks.fewshot.features import FrozenBackbone, dot_products, store_maps
+from powerpool.tasks.fewshot.frozen import DrawnEpisodes, readable, run_on_products
+from powerpool.tasks.fewshot.testing import VALIDATION_SEED
 from powerpool.tasks.methods import FEATURE_METHODS
 
 NAMES: dict[Kind, str] = {"ncm": "NCM", "ridge": "Ridge", "logistic": "Logistic"}
@@ -34,14 +34,15 @@ class Study:
     config: FeatureStudyConfig
     listing: FewShotListing
     backbone: FrozenBackbone
-    splits: dict[str, FeatureData]
+    maps: dict[str, Tensor]
+    """By split, shape (n, K, C, h, w)."""
     validation: dict[EpisodeConfig, DrawnEpisodes]
     test: dict[EpisodeConfig, dict[int, DrawnEpisodes]]
     """By form and episode seed."""
 
     def products(self, split: str, method: str, value: float | None, watch: Watch) -> Tensor:
         """Return the dot products of all images of a split."""
-        return dot_products(self.config.with_pool(method, value), self.splits[split].maps, watch)
+        return dot_products(self.config.with_pool(method, value), self.maps[split], watch)
 
 
 def study_features(
@@ -63,18 +64,23 @@ def study_features(
     listing = list_fewshot(config.data, config.data_root, download=config.download)
     if missing := [name for name in ("validation", "test") if name not in listing.splits]:
         raise ArgumentError(f"{listing.name} has no {' and no '.join(missing)} classes, which --study features needs.")
-    for name, form in product(("validation", "test"), forms):  # before features are computed
-        _require_episodes(listing, name, form)
+    images: dict[str, ImageSplit] = {}
+    remarks = [*listing.listing.remarks]
+    for name in ("validation", "test"):
+        images[name], unreadable = readable(listing.splits[name], config.corrupt)
+        remarks += unreadable
+        for form in forms:
+            _require_episodes(images[name].targets, form, f"The {name} classes of {listing.name}")
+    for remark in remarks:
+        print_note(remark)
+    drawn = {form: replace(form, count=config.validation_episodes) for form in forms}
+    targets = images["validation"].targets
+    validation = {form: DrawnEpisodes.draw(targets, given, VALIDATION_SEED) for form, given in drawn.items()}
+    targets = images["test"].targets
+    test = {form: {seed: DrawnEpisodes.draw(targets, form, seed) for seed in seeds} for form in forms}
     backbone = FrozenBackbone(config, download=config.download)
-    splits = {name: read_split(backbone, listing, name, config.corrupt, watch)[0] for name in ("validation", "test")}
-    validation = {
-        form: DrawnEpisodes.draw(
-            splits["validation"].targets, replace(form, count=config.validation_episodes), VALIDATION_SEED
-        )
-        for form in forms
-    }
-    test = {form: {seed: DrawnEpisodes.draw(splits["test"].targets, form, seed) for seed in seeds} for form in forms}
-    study = Study(config, listing, backbone, splits, validation, test)
+    maps = {name: store_maps(backbone, split, listing.digest(), name, watch) for name, split in images.items()}
+    study = Study(config, listing, backbone, maps, validation, test)
     records = []
     for number, method in enumerate(methods):
         records += list(_compare(study, method, watch))
@@ -82,11 +88,11 @@ def study_features(
     return records
 
 
-def _require_episodes(listing: FewShotListing, split: str, form: EpisodeConfig) -> None:
+def _require_episodes(targets: Tensor, form: EpisodeConfig, what: str) -> None:
     try:
-        Episodes(listing.splits[split].targets, form.way, form.shot, form.queries)
+        Episodes(targets, form.way, form.shot, form.queries)
     except EpisodeError as error:
-        raise EpisodeError(f"The {split} classes of {listing.name}: {error} Use smaller --ways or --shots.") from error
+        raise EpisodeError(f"{what}: {error} Use smaller --ways or --shots.") from error
 
 
 def _compare(study: Study, method: str, watch: Watch) -> Iterator[RunRecord]:
@@ -156,7 +162,7 @@ def _make_record(
         "beta": config.beta,
         "test": asdict(form),
         "validation_episodes": config.validation_episodes,
-        "images": {split: len(data.targets) for split, data in study.splits.items()},
+        "images": {split: len(maps) for split, maps in study.maps.items()},
     }
     return RunRecord(
         task="fewshot",
