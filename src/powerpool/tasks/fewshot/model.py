@@ -20,7 +20,8 @@ from powerpool.tasks.pooling import FeatureSet, Normalization, normalization_of
 from powerpool.vectorize import to_vector
 
 MEAN_DISTANCE = 5.0
-"""Mean squared distance of queries and classes, divided by the temperature, at the start of a training."""
+"""Mean squared distance of queries and classes, divided by the temperature, at the start of a training. The softmax is
+then neither flat nor near 0 and 1."""
 UNITS = 8
 """Hidden units after the convolutions of a similarity network."""
 PAIRS, IMAGES = 256, 256
@@ -285,7 +286,7 @@ class NearestMean(DistanceNetwork):
 
     @torch.no_grad()
     def set_temperature(self, logits: Tensor) -> None:
-        """Choose the temperature by the logits of an episode, because distances depend on the curve: 2 or 8000."""
+        """Choose the temperature by the logits of an episode, because mean distances are between 2 and 8000 with different curves."""
         mean = -float(logits.mean())
         if mean > 0:
             self.log_scale.add_(math.log(MEAN_DISTANCE / mean))
