@@ -286,7 +286,7 @@ class NearestMean(DistanceNetwork):
 
     @torch.no_grad()
     def set_temperature(self, logits: Tensor) -> None:
-        """Choose the temperature by the logits of an episode, because mean distances are between 2 and 8000 with different curves."""
+        """Fit the temperature to the logits of an episode: mean distances are 2 or 8000, depending on the curve."""
         mean = -float(logits.mean())
         if mean > 0:
             self.log_scale.add_(math.log(MEAN_DISTANCE / mean))
