@@ -23,7 +23,7 @@ from powerpool.report.results import Comparison, compare_records
 from powerpool.report.tables import MISSING, escaped, format_p, format_signed, make_pretraining_table, make_table
 from powerpool.report.write import read_records
 from powerpool.runs.record import RunRecord
-from powerpool.tasks.methods import RECTIFIED_POOLS, VISION_METHODS
+from powerpool.tasks.methods import FEWSHOT_METHODS, RECTIFIED_POOLS, VISION_METHODS
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "results"
@@ -378,6 +378,11 @@ def omniglot() -> str:
     return "\n\n".join(map(episodes_table, groups("fewshot-omniglot")))
 
 
+def miniimagenet() -> str:
+    """List accuracies in episodes of miniImageNet with 100 images of each class, of three seeds."""
+    return "\n\n".join(map(episodes_table, groups("fewshot-miniimagenet")))
+
+
 def episodes_table(group: Group) -> str:
     """Return the columns of a table of episodes that fit on a page."""
     table = make_table(group)
@@ -399,18 +404,23 @@ def frozen_features() -> str:
 
 
 def fewshot_headline() -> str:
-    """Compare methods in 5-way 1-shot episodes."""
-    methods = (
-        *("RelationNet", "PrototypicalNet", "SoSN(x)+SigmE", "SoSN(x)+SpecMaxExpF"),
-        *("SoSN(x)+Enc+SigmE", "NCM(x+L)+SigmE"),
-    )
+    """Compare kinds of networks in 5-way 1-shot episodes: of each kind the method that validation prefers."""
+    kinds = {
+        "Relation Net": "relation",
+        "Prototypical Net": "prototype",
+        "SoSN": "similarity",
+        "second-order prototypes": "nearest-mean",
+    }
     rows = []
-    for folder, data in (("fewshot-omniglot", "omniglot"), ("fewshot", "omniglot"), ("fewshot", "miniimagenet100")):
-        records = {record.method: record for record in found(folder, data, "5-way-1-shot").records}
-        cells = (f"{records[method].mean:.2f}" if method in records else MISSING for method in methods)
-        seeds = "three seeds" if folder == "fewshot-omniglot" else "one seed"
-        rows.append((f"{data}, {seeds}", *cells))
-    return as_table(("data", *methods), rows)
+    for folder, data in (("fewshot-omniglot", "omniglot"), ("fewshot-miniimagenet", "miniimagenet100")):
+        best: dict[str, Row] = {}
+        for one in sorted(found(folder, data, "5-way-1-shot").rows, key=lambda row: row.validation or 0):
+            best[FEWSHOT_METHODS[one.record.config["model"]["method"]].kind] = one
+        known = [best.get(kind) for kind in kinds.values()]
+        rows.append(
+            (data, *(MISSING if one is None else f"{one.record.mean:.2f}, `{one.record.method}`" for one in known))
+        )
+    return as_table(("data", *kinds), rows)
 
 
 def pretraining() -> str:
@@ -503,6 +513,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "rectified maps": rectified_maps,
     "few-shot": fewshot,
     "omniglot": omniglot,
+    "miniimagenet": miniimagenet,
     "few-shot headline": fewshot_headline,
     "frozen features": frozen_features,
     "pre-training": pretraining,
