@@ -94,6 +94,13 @@ def test_code_versions_data_and_commands_are_given_once() -> None:
     assert (found.changed, found.unknown, found.omitted, found.differing) == (0, 0, 0, [])
 
 
+def test_commands_are_in_the_order_of_the_runs() -> None:
+    late = record("GIN0", time="2026-01-02T00:00:00+00:00", command="powerpool late")
+    early = record("SOP", time="2026-01-01T00:00:00+00:00", commit="aaaaaaaaaa", command="powerpool early")
+    calls = [line for line in describe_reproduction([late, early]).commands if line.startswith("powerpool")]
+    assert calls == ["powerpool early", "powerpool late"]
+
+
 def test_several_commits_and_versions_are_told_apart() -> None:
     several = {"commit": "aaaaaaaaaa, bbbbbbbbbb", "packages": {"numpy": "2.0.2, 2.1"}, "command": "powerpool second"}
     found = describe_reproduction(

@@ -154,3 +154,10 @@ def test_the_study_chooses_by_validation_classes_and_tests_every_episode_seed(sm
     assert "FOP+NCM" in (tmp_path / "out" / "README.md").read_text()
     assert run("reproduce", "fewshot", *words, "--ways", "9", "--out", tmp_path / "out") == 2
     assert "--ways" in capsys.readouterr().err
+    for damaged in folder.glob("*/0.png"):
+        damaged.write_bytes(b"damaged")
+    assert run("reproduce", "fewshot", *words, "--out", tmp_path / "no") == 2
+    recipe.write_text(f"corrupt: skip\n{recipe.read_text()}")
+    capsys.readouterr()
+    assert run("reproduce", "fewshot", *words, "--out", tmp_path / "skipped") == 0
+    assert "skipped" in capsys.readouterr().err

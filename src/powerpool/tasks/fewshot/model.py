@@ -286,7 +286,7 @@ class NearestMean(DistanceNetwork):
 
     @torch.no_grad()
     def set_temperature(self, logits: Tensor) -> None:
-        """Fit the temperature to the logits of an episode: mean distances are 2 or 8000, depending on the curve."""
+        """Fit the temperature to the logits of an episode: mean distances range from 2 to 8000 between curves."""
         mean = -float(logits.mean())
         if mean > 0:
             self.log_scale.add_(math.log(MEAN_DISTANCE / mean))
